@@ -218,6 +218,19 @@ class RoundConfig:
 
 
 @dataclass
+class PrivacyConfig:
+    """Differential privacy of each sample of a site's shard (docs/security.md)."""
+
+    epsilon: float = setting(0.0, span(0.01, 1000, or_zero=True))
+    """Budget of each site for the whole run, from which the noise on its gradients follows; 0 for
+    no privacy."""
+    delta: float = setting(1e-5, SHARE)
+    """Probability with which the bound may fail; less than one in the samples of any site."""
+    clip: float = setting(1.0, POSITIVE)
+    """Largest norm of one sample's gradient."""
+
+
+@dataclass
 class CheckpointConfig:
     """What survives a crash."""
 
@@ -288,6 +301,7 @@ class Config:
     stream: StreamConfig = field(default_factory=StreamConfig)
     link: LinkConfig = field(default_factory=LinkConfig)
     round: RoundConfig = field(default_factory=RoundConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -317,6 +331,22 @@ NEEDS = (
         "inner.*.name=muon",
         lambda c, _: not c.site.cuts_weights,
         "whole matrices, as with site.partition=gradients",
+    ),
+    *(
+        Needs(f"privacy.{key}", lambda c, _: c.privacy.epsilon > 0, "privacy.epsilon=8")
+        for key in ("delta", "clip")
+    ),
+    *(
+        Needs("privacy.epsilon", holds, mend)
+        for holds, mend in (
+            (lambda c, _: c.workload != COMMAND, "a recipe that makes noise, workload=flow or gan"),
+            (lambda c, _: c.site == SiteConfig(), "site.* as it is by default"),
+            # A step that is repeated must be the same one, or it costs more than is counted.
+            (lambda c, _: c.checkpoint.every < 2, "checkpoint.every=1"),
+            (lambda c, _: c.round.quorum in (0, c.sites), "round.quorum=0"),
+            (lambda c, _: not c.round.least_steps, "round.least_steps=0"),
+            (lambda c, _: not any(n.h for n in c.network.values()), "no network.NETWORK.h"),
+        )
     ),
 )
 """Settings that have an effect beside others alone."""

@@ -37,7 +37,7 @@ OPTIONAL = (
     *("stream.fragments", "stream.tau", "stream.tau=0"),
     *("round.grace", "round.max_staleness", "round.least_steps", "round.merge", "round.gate"),
     *("site.partition", "site.partition=weights", "site.partition=tensor_parallel"),
-    "site.precision=bf16-true",
+    *("site.precision=bf16-true", "privacy.epsilon"),
 )
 """Settings that some strategies do not follow."""
 

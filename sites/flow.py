@@ -70,7 +70,7 @@ def _is_dit(config: Config, _: str) -> bool:
 
 
 _OF_DIT = ("data.labels", *(f"model.{k}" for k in ("patch", "heads", "label_dropout", "guidance")))
-USES = ("site.*", *(Needs(key, _is_dit, "model.network=dit") for key in _OF_DIT))
+USES = ("site.*", "privacy.*", *(Needs(key, _is_dit, "model.network=dit") for key in _OF_DIT))
 DEFAULTS = {
     "data.batch": 64,
     "steps": 4000,

@@ -65,10 +65,22 @@ def _lr(config: Config) -> float:
     return _LR_DEEP if len(shape) == 3 and shape[-1] > min(SIDES) else _LR
 
 
+def _has_private_part(config: Config, _: str) -> bool:
+    """Whether all that the real samples do is a term of D's loss for each, and one step."""
+    model = Model(**config.model)
+    is_plain = not model.conditional and not model.spectral_norm and model.n_critic == 1
+    return is_plain and model.loss != "relativistic"
+
+
 USES = (
     *("site.precision*", "site.accumulate", "site.partition", "site.partition=weights"),
     Needs("data.labels", lambda c, _: c.model["conditional"], "model.conditional=true"),
     Needs("model.spectral_norm", lambda c, _: not c.site.cuts_weights, "site.partition=gradients"),
+    Needs(
+        "privacy.epsilon",
+        _has_private_part,
+        "a GAN without classes, spectral norm, n_critic and relativistic loss",
+    ),
 )
 DEFAULTS = {
     "data.batch": lambda config: 32 * config.model["n_critic"],
@@ -135,6 +147,8 @@ class Gan(Descent):
         self, batch: Batch, rng: NamedGenerators, steps_both: bool = True
     ) -> dict[str, Tensor]:
         """Of the discriminator, or of both."""
+        if self.privacy is not None:
+            return self._private_backward(batch, rng)
         generator, discriminator = self.networks["generator"], self.networks["discriminator"]
         with torch.set_grad_enabled(steps_both or self.model.gamma_fake > 0):
             fake = generator(self._latents(len(batch.x), rng["latent"]), batch.y)
@@ -152,6 +166,33 @@ class Gan(Descent):
             losses["generator"] = loss.generator(real_logits, fake_logits)
             self.add_gradients("generator", losses["generator"])
         return losses
+
+    def _private_backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
+        """As `backward`: noise on what comes of real samples, which the generator never sees.
+
+        How many are generated does not depend on how many real ones were drawn.
+        """
+        discriminator, loss = self.networks["discriminator"], LOSSES[self.model.loss]
+        fake = self.networks["generator"](self._latents(self.config.data.batch, rng["latent"]))
+        fake_logits = discriminator(fake)
+        no_logits = torch.zeros_like(fake_logits)  # their term has no gradient
+        total = loss.discriminator(no_logits, fake_logits)
+        if self.model.gamma_fake:
+            total = total + self.model.gamma_fake / 2 * gradient_penalty(fake, fake_logits)
+        losses = {"generator": loss.generator(no_logits, fake_logits)}
+        self.add_gradients("discriminator", total, keep_graph=True)
+        self.add_gradients("generator", losses["generator"])
+        self.add_private_gradients("discriminator", self._real_loss, batch)
+        return losses
+
+    def _real_loss(self, real: Batch) -> Tensor:
+        """D's loss of real samples alone, with R1, as `torch.func` can differentiate it."""
+        discriminator = self.networks["discriminator"]
+        logits = discriminator(real.x)
+        gradient = torch.func.grad(lambda x: discriminator(x).sum())(real.x)
+        penalty = gradient.square().flatten(1).sum(dim=1).mean()
+        loss = LOSSES[self.model.loss].discriminator(logits, torch.zeros_like(logits))
+        return loss + self.model.gamma / 2 * penalty
 
     @torch.no_grad()
     def sample(self, num: int, seed: int) -> Tensor:

@@ -11,7 +11,7 @@ from fedwan.config import Config
 from fedwan.recipes import IN_ROUNDS, MERGES, deltas_in_rounds, nesterov, with_momentum
 from fedwan.strategy import Strategy
 
-USES = (*IN_ROUNDS, "outer.*", *MERGES, "round.least_steps")
+USES = (*IN_ROUNDS, "outer.*", *MERGES, "round.least_steps", "privacy.*")
 DEFAULTS = {"h": 20, "outer.*": nesterov()}
 
 

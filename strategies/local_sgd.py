@@ -11,7 +11,7 @@ from fedwan.config import Config
 from fedwan.recipes import IN_ROUNDS, MERGES, averaging, deltas_in_rounds
 from fedwan.strategy import Strategy
 
-USES = (*IN_ROUNDS, *MERGES, "round.least_steps")
+USES = (*IN_ROUNDS, *MERGES, "round.least_steps", "privacy.*")
 DEFAULTS = {"h": 20}
 
 

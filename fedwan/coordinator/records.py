@@ -15,6 +15,7 @@ from fedwan.doctor.sampling import Direction, Directions, Sample
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.round import Merge, Round
+from fedwan.workloads.privacy import EPSILON
 
 _LOOK_EVERY = 8
 """Rounds between two looks of the doctor."""
@@ -40,6 +41,8 @@ class Totals:
     dropped: int = 0
     """Contributions that came too late to be merged."""
     wall_s: float = 0.0
+    epsilon: float = 0.0
+    """The most that a site says it has spent of its privacy."""
     untrained: dict[str, Any] = field(default_factory=dict)
     """Quality of version 0."""
     quality: dict[str, Any] = field(default_factory=dict)
@@ -66,6 +69,7 @@ class Totals:
             site["bytes_down"] += work.bytes_down
             self.contributions += 1
             self.samples += work.samples
+            self.epsilon = max(self.epsilon, work.figures.get(EPSILON, 0.0))
             self.late += staleness > 0
             self.staleness += staleness
 
@@ -181,10 +185,12 @@ def contribution_row(merge: Merge[Contribution], nominal: int) -> dict[str, Any]
 
     `nominal`: samples of a contribution of weight 1.
     """
+    figures = merge.contribution.work.figures
     return {
         "event": "contribution",
         "site": merge.key.site,
         "version": merge.key.version,
         "payload": f"{checksum_of(merge.contribution.payload):016x}",
         "weight": merge.contribution.work.samples / nominal * merge.scale,
+        **({"epsilon": figures[EPSILON]} if EPSILON in figures else {}),
     }

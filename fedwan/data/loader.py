@@ -15,7 +15,7 @@ import multiprocessing
 import random
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -88,30 +88,41 @@ class _Order:
     """An endless order of samples: each epoch is a fresh permutation.
 
     A batch that reaches its end goes on into the next: no sample is dropped, every batch is full.
+    For `places` see `Loader`.
     """
 
-    def __init__(self, num_samples: int, batch_size: int, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        generator: torch.Generator,
+        places: Callable[[int], Tensor] | None = None,
+    ) -> None:
         assert num_samples > 0 and batch_size > 0
         self._num_samples, self._batch_size = num_samples, batch_size
-        self._generator = generator
+        self._generator, self._places = generator, places or self._dealt
         self._order = torch.empty(0, dtype=torch.int64)
         self._position = self._drawn = 0
         self._states: deque[dict[str, Tensor]] = deque()
 
     def __iter__(self) -> Iterator[Draw]:
         while True:
-            parts: list[Tensor] = []
-            missing = self._batch_size
-            while missing:
-                if self._position == len(self._order):
-                    self._order = torch.randperm(self._num_samples, generator=self._generator)
-                    self._position = 0
-                parts.append(self._order[self._position : self._position + missing])
-                self._position += len(parts[-1])
-                missing -= len(parts[-1])
             self._drawn += 1
+            places = self._places(self._drawn)
             self._states.append(self.state_dict())
-            yield torch.cat(parts), derive_seed(self._generator.initial_seed(), self._drawn)
+            yield places, derive_seed(self._generator.initial_seed(), self._drawn)
+
+    def _dealt(self, _: int) -> Tensor:
+        parts: list[Tensor] = []
+        missing = self._batch_size
+        while missing:
+            if self._position == len(self._order):
+                self._order = torch.randperm(self._num_samples, generator=self._generator)
+                self._position = 0
+            parts.append(self._order[self._position : self._position + missing])
+            self._position += len(parts[-1])
+            missing -= len(parts[-1])
+        return torch.cat(parts)
 
     def taken(self) -> dict[str, Tensor]:
         """The state after the earliest batch that was drawn in iteration and not yet taken."""
@@ -152,7 +163,8 @@ class Fetch:
         if isinstance(self._dataset, InMemory):
             return self._dataset.take(places)
         with _seeded(seed):
-            return default_collate([self._dataset[place] for place in places.tolist()])
+            batch = default_collate([self._dataset[place] for place in places.tolist() or [0]])
+        return batch if len(places) else tree_map_only(Tensor, lambda leaf: leaf[:0], batch)
 
 
 class Loader:
@@ -161,7 +173,8 @@ class Loader:
     `dataset` is map-style with at least one sample, or a stream. The CPU `generator` of the order
     is drawn from by nobody else, and may be ahead of the batches that were taken. `workers`
     processes read ahead; 0 reads when a batch is asked for. For `told` see `tell`; `flip` mirrors
-    half of all pictures, `x` of a batch.
+    half of all pictures, `x` of a batch. `places` gives the samples of the n-th batch, counted from
+    1, (any number,) int64, in place of `batch_size` in turn.
     """
 
     def __init__(
@@ -173,6 +186,7 @@ class Loader:
         workers: int = 0,
         told: int | None = None,
         flip: bool = False,
+        places: Callable[[int], Tensor] | None = None,
     ) -> None:
         self._generator, self._batch_size = generator, batch_size
         self._device, self._told, self._flip = device, told, flip
@@ -191,7 +205,7 @@ class Loader:
             stream = copied(dataset)
             self._loader = StatefulDataLoader(stream, batch_size, drop_last=True, **shared)
         else:
-            self._order = _Order(len(dataset), batch_size, generator)
+            self._order = _Order(len(dataset), batch_size, generator, places)
             self._loader = StatefulDataLoader(
                 Fetch(dataset), batch_sampler=self._order, collate_fn=_as_it_is, **shared
             )

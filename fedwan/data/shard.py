@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from types import ModuleType
@@ -60,10 +60,14 @@ class Shard:
         return 0 if is_stream(self.train) else len(self.train)
 
     def loader(
-        self, batch_size: int, generator: torch.Generator, device: torch.device | str = "cpu"
+        self,
+        batch_size: int,
+        generator: torch.Generator,
+        device: torch.device | str = "cpu",
+        places: Callable[[int], Tensor] | None = None,
     ) -> Loader:
         """Endless reshuffled batches, with the labels that networks are told; see `Loader`."""
-        settings = self.workers, self.told, self.flip
+        settings = self.workers, self.told, self.flip, places
         return Loader(self.train, batch_size, generator, device, *settings)
 
     def some(self, num: int) -> Any:

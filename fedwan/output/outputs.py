@@ -20,7 +20,7 @@ from fedwan.files import hash_file, replace_text
 from fedwan.output.records import EventRecord, QualityRecord, Record, Recorder
 from fedwan.output.report import write_report
 from fedwan.output.samples import SAMPLES_KEPT, draw_samples
-from fedwan.output.summary import Summary, write_summary
+from fedwan.output.summary import Summary, privacy_of, write_summary
 from fedwan.output.units import sites_text, subject
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ class Outputs:
             rounds=versions,
             staleness=totals.staleness / max(1, totals.contributions),
             global_sha256=sha256,
+            privacy=privacy_of(config.privacy, totals.epsilon),
         )
         text = f"{versions} rounds; global weights {sha256[:16]}"
         self.event("done", None, text, payload_bytes=payload_bytes, sha256=sha256)

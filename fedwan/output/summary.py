@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich import box
 from rich.panel import Panel
 from rich.table import Table
 
-from fedwan.config import COMMAND
+from fedwan.config import COMMAND, PrivacyConfig
 from fedwan.errors import ConfigError
 from fedwan.files import replace_text
 from fedwan.output.board import Board
@@ -54,6 +54,27 @@ class Summary:
     """Of the EMA weights on held-out real data: `fd`, `fd_floor`, …"""
     global_sha256: str
     """Of the final global weights, in name order."""
+    privacy: dict[str, Any] = field(default_factory=dict)
+    """Under `privacy.epsilon`: `epsilon`, the most that a site spent, `delta`, `unit`, and what is
+    `not_covered`."""
+
+
+UNIT = "one sample of one site's shard, there or not"
+NOT_COVERED = (
+    "several samples of the same person or thing, copies among them",
+    "how many samples a shard has",
+    "held-out samples, which quality is measured on where all sites have the same",
+    "how long steps take",
+    "settings and initial weights that come of other runs on the same data",
+)
+
+
+def privacy_of(config: PrivacyConfig, epsilon: float) -> dict[str, Any]:
+    """What `summary.json` says of it; nothing without."""
+    if not config.epsilon:
+        return {}
+    told = {"epsilon": epsilon, "delta": config.delta, "unit": UNIT}
+    return {**told, "not_covered": list(NOT_COVERED)}
 
 
 def write_summary(summary: Summary, path: Path) -> None:
@@ -114,6 +135,9 @@ def _lines(summary: Summary, board: Board, out: Path) -> Iterator[tuple[str, str
             f"{summary.staleness:.1f} versions on average; {summary.late:,} contributions "
             f"merged late, {summary.dropped:,} dropped",
         )
+    if private := summary.privacy:
+        bound = f"epsilon {number_text(private['epsilon'])} at delta {private['delta']:g}"
+        yield "privacy", f"{bound} for {private['unit']}; see summary.json for what is not covered"
     yield "weights", f"sha256 {summary.global_sha256[:16]}…"
     picture = out / "samples.png"
     if picture.is_file() or not board.keeps_samples:

@@ -22,6 +22,7 @@ from fedwan.errors import UserError
 from fedwan.models.experts import train_own
 from fedwan.rng import NamedGenerators, derive_seed, seed_torch
 from fedwan.site.assignment import VARIABLE, meeting_folder
+from fedwan.site.checkpoint import Stateful
 from fedwan.site.group import Group, open_group
 from fedwan.site.joining import end_in_a_line, given_membership
 from fedwan.site.site import Membership, Script, Site
@@ -29,6 +30,7 @@ from fedwan.site.vitals import Vitals
 from fedwan.weights import load_initial
 from fedwan.workloads.base import NetworkKind, Workload
 from fedwan.workloads.optim import set_rates
+from fedwan.workloads.privacy import Privacy
 from fedwan.workloads.settings import networks_of
 
 
@@ -61,10 +63,13 @@ def train(
     """Take a workload's steps on a shard to the end of the run."""
     config, name = member.config, member.name
     rank = group.rank if config.site.partition != "tensor_parallel" else 0
-    seed_torch(derive_seed(config.seed, name, *([rank] if rank else []), "torch"))
-    rng = NamedGenerators(config.seed, f"{name}/{rank}" if rank else name)
-    order = (rng if not rank else NamedGenerators(config.seed, name))["data"]
-    loader = shard.loader(config.data.batch, order, member.device)
+    privacy = Privacy(config, shard.num_samples) if config.privacy.epsilon else None
+    seed = config.seed if privacy is None else privacy.seed()
+    seed_torch(derive_seed(seed, name, *([rank] if rank else []), "torch"))
+    rng = NamedGenerators(seed, f"{name}/{rank}" if rank else name)
+    order = (rng if not rank else NamedGenerators(seed, name))["data"]
+    places = None if privacy is None else privacy.places
+    loader = shard.loader(config.data.batch, order, member.device, places)
     train_own(workload.networks.values(), site_names(config).index(name), shard.num_samples)
     may_show = (
         member.show_samples or shard.public or not getattr(workload, "samples_from_inputs", False)
@@ -79,24 +84,32 @@ def train(
         figures = dict(workload.evaluate(real, seed))
         return figures | ({"real": first_leaf(real)} if shard.public else {})
 
+    # Of samples that other sites do not know, nothing leaves that was not made private.
+    is_secret = privacy is not None and config.data.split == "own"
+    state: dict[str, Stateful] = {"rng": rng, "data": loader, "kept": _Kept(workload)}
+    if privacy is not None:
+        state["privacy"], workload.privacy = privacy, privacy  # type: ignore[attr-defined]
     script = Script(
         networks=workload.networks,
         optimizers=workload.optimizers,
         kinds=kinds,
-        state={"rng": rng, "data": loader, "kept": _Kept(workload)},
-        evaluate=None if real is None else evaluate,
+        state=state,
+        evaluate=None if real is None or is_secret else evaluate,
         sample=workload.sample if may_show else None,
     )
     site = Site(member, script, group)
-    vitals = Vitals(workload, shard, site.strategy.h, config.seed, name)
+    h = site.strategy.h
+    figures = privacy or Vitals(workload, shard, h, config.seed, name)
     try:
         with site:
             for step in site:
+                if privacy is not None and step % h == 0:
+                    privacy.begin_round(step, h, site.replica.global_sha256())
                 set_rates(workload.optimizers, config.inner, step, config.steps)
                 batch = next(loader)
                 site.log(**workload.step(batch, rng, lambda _: site.reduce()))
                 with site.meter.waiting():
-                    site.meter.figures |= vitals.after_step(batch)
+                    site.meter.figures |= figures.after_step(batch)
         return site.global_sha256
     finally:
         loader.close()

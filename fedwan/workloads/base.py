@@ -58,7 +58,8 @@ class Workload(Protocol):
 
     It may have `prepare(shard, folder)`, given the site's shard and folder before the first step,
     which gives the shard to train on; `examine` (see `Examinable`); tensors `kept` by name for
-    the site's checkpoint, into which it is put back; and `samples_from_inputs`: True where `sample`
+    the site's checkpoint, into which it is put back; `privacy`, set before the first step where its
+    page's `USES` has `privacy.*`; and `samples_from_inputs`: True where `sample`
     makes its samples of inputs that the site holds, as translations are. Others are of noise and
     weights, and leave the site.
     """

@@ -37,6 +37,7 @@ from fedwan.workloads.precision import (
     keep_squares_in_full,
     recompute_blocks,
 )
+from fedwan.workloads.privacy import Privacy
 from fedwan.workloads.sharding import Processes
 
 Backward = Callable[[Batch], dict[str, Tensor]]
@@ -71,6 +72,8 @@ class Descent(ABC):
         self._scale = LossScale() if config.site.precision == "16-mixed" else None
         self.kept: Mapping[str, Tensor] = {} if self._scale is None else self._scale.state
         """For a site's checkpoint: the loss scale."""
+        self.privacy: Privacy | None = None
+        """Of a site whose samples are private, set before the first step."""
         self._weight = 1.0
         if config.site.recompute:
             recompute_blocks(networks.values())
@@ -120,6 +123,19 @@ class Descent(ABC):
             loss = _full(loss) * self._weight
         # Not `autograd.grad`: who hooks into the accumulation of gradients, as DDP does, sees this.
         torch.autograd.backward(loss, inputs=params, retain_graph=keep_graph)
+
+    def add_private_gradients(
+        self, name: str, loss: Callable[[Batch], Tensor], batch: Batch
+    ) -> None:
+        """As `add_gradients`, of a loss of single samples: their mean's, clipped and noised.
+
+        `loss` gets batches of one. What else leaves the site must not depend on the batch.
+        """
+        assert self.privacy is not None
+        network = self.networks[name]
+        noised = self.privacy.gradients(network, loss, batch)
+        for param, gradient in zip(network.parameters(), noised, strict=True):
+            param.grad = gradient if param.grad is None else param.grad + gradient
 
     def _params(self, names: Sequence[str]) -> list[nn.Parameter]:
         return [param for name in names for param in self.networks[name].parameters()]
@@ -174,7 +190,10 @@ class Simple(Descent):
         self._name, self._loss, self._sample = name, loss, sample
 
     def backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
-        """See `Descent`."""
+        """See `Descent`; no loss to report where it would tell of private samples."""
+        if self.privacy is not None:
+            self.add_private_gradients(self._name, lambda one: self._loss(one, rng), batch)
+            return {}
         loss = self._loss(batch, rng)
         self.add_gradients(self._name, loss)
         return {self._name: loss}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 OPTIONAL = (
     *("site.precision", "site.precision=bf16-true", "site.accumulate", "site.recompute"),
     *("site.partition", "site.partition=weights", "site.partition=tensor_parallel"),
-    *("data.labels", "inner.*.name=own"),
+    *("data.labels", "inner.*.name=own", "privacy.epsilon"),
 )
 """Settings that some workloads do not follow."""
 _DEFAULTS: Mapping[str, Any] = {"data.batch": 32, "steps": 2000, "inner.*": InnerConfig()}

@@ -20,7 +20,7 @@ from tests.output.runs import event
 
 PROMISED = """
 strategy workload sites h steps seed wall_s compute_s wait_s utilisation bytes_up bytes_down
-rounds contributions rejected rejoins late dropped staleness quality global_sha256
+rounds contributions rejected rejoins late dropped staleness quality global_sha256 privacy
 """.split()
 
 

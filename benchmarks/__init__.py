@@ -1,0 +1,1 @@
+"""Tables of what fedwan does; `python -m benchmarks NAME` makes one."""

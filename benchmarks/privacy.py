@@ -1,0 +1,162 @@
+"""What privacy of single samples costs in quality, and what an attack makes of the weights.
+
+A flow on digits, iid, 2 sites of 698 or 699 samples each, delta 1e-5, whole runs in one process
+(`fedwan.simulate`). Settings are chosen for privacy on seeds 0 and 1: a small network, large
+batches and few steps. `none`: the same without privacy. `recipe`: as the recipe has it, 4000 steps
+of a network of half a million weights, which learns samples by heart.
+The attack knows the moving average of the weights and tells by its loss, the mean of 64 draws of
+noise and level, whether a sample was trained on: `auc` is the share of pairs of a training sample
+and a held-out one that it tells right, 0.5 by chance.
+`--accountant`: epsilon that was published for three settings, beside Opacus's accountants. `old` is
+of the same moments, by the conversion that was used then (Mironov 2017, proposition 3).
+`--plot PATH` draws quality and attack over epsilon. `--quick`: a tenth of the steps.
+
+Row: case epsilon clip steps seed fd fd_floor spent auc
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.harness.simulated import evaluate, run_simulated
+from benchmarks.harness.table import Row, mean_of, seeds_of, select, told
+from fedwan.app import load_workload
+from fedwan.config import Config
+from fedwan.data.shard import open_shard
+from fedwan.extras import require
+from fedwan.site.replica import Replica
+from fedwan.state import read_tensors, select_prefix
+from fedwan.workloads import flow
+from fedwan.workloads.base import Batch, share_above
+
+SEEDS = 2
+CLIP = 3.0
+PRIVATE = "steps=400 data.batch=256 model.width=64 inner.velocity.lr=1e-3".split()
+CASES = {"recipe": -1.0, "none": 0.0, "epsilon 8": 8.0, "epsilon 4": 4.0, "epsilon 1": 1.0}
+"""Epsilon; 0 for no privacy, below it also the recipe's own settings."""
+NUM_EVALUATIONS, NUM_DRAWS = 8, 64
+PUBLISHED = {
+    "Abadi et al. 2016 (1607.00133), figure 2, E = 100": (0.01, 4.0, 10_000, 1.26),
+    "TensorFlow Privacy, tutorials/README.md, 60 epochs": (256 / 60_000, 1.12, 60 * 234, 2.92),
+    "Opacus, examples/mnist_README.md, 45 epochs": (256 / 60_000, 0.7, 45 * 234, 7.10),
+}
+"""Sampling rate, noise, steps and epsilon at delta 1e-5."""
+DELTA = 1e-5
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--clip", type=float, default=CLIP, help="privacy.clip")
+    parser.add_argument("--accountant", action="store_true", help="epsilon beside published ones")
+    parser.add_argument("--plot", type=Path, help="draw quality and attack over epsilon")
+
+
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    if args.accountant:
+        yield from (accounted(name, *setting) for name, setting in PUBLISHED.items())
+        return
+    rows: list[Row] = []
+    for seed in seeds_of(args):
+        for name in select({name: name for name in CASES}, args.only):
+            rows.append(train(args, name, seed))
+            yield rows[-1]
+    if args.plot:
+        draw(rows, args.plot)
+
+
+def train(args: argparse.Namespace, name: str, seed: int) -> Row:
+    """One run, and the attack on it."""
+    epsilon = CASES[name]
+    words = ["workload=flow", "sites=2", f"seed={seed}", "eval.every=0"]
+    words += PRIVATE if epsilon >= 0 else []
+    words += [f"privacy.epsilon={epsilon}", f"privacy.clip={args.clip}"] if epsilon > 0 else []
+    words += ["steps=40"] if args.quick else []
+    with tempfile.TemporaryDirectory() as made:
+        config, run = run_simulated(words, folder=Path(made))
+        found = evaluate(config, Path(made), NUM_EVALUATIONS)
+        auc = attack(config, Path(made))
+    return {
+        "case": name,
+        "epsilon": epsilon if epsilon > 0 else None,
+        "clip": args.clip if epsilon > 0 else None,
+        "steps": config.steps,
+        "seed": seed,
+        "fd": round(fmean(one["fd"] for one in found), 3),
+        "fd_floor": round(found[0]["fd_floor"], 3),
+        "spent": round(run.totals.epsilon, 3),
+        "auc": round(auc, 4),
+    }
+
+
+@torch.no_grad()
+def attack(config: Config, folder: Path) -> float:
+    """How often a run's moving average fits a sample of its sites better than a held-out one."""
+    tensors, _ = read_tensors(folder / "checkpoint" / "coordinator.safetensors")
+    workload = load_workload(config.workload).build(config, "cpu")
+    replica = Replica(workload.networks, workload.optimizers, config.inner, config.excluded)
+    shards = [open_shard(config.data, i, config.sites, config.seed) for i in range(config.sites)]
+    members = Batch(*map(torch.cat, zip(*(shard.train.batch for shard in shards), strict=True)))
+    with replica.showing(select_prefix("ema", tensors)):
+        others, own = (losses(workload, batch) for batch in (shards[0].held_out, members))
+    return float(share_above(others, own))
+
+
+def losses(workload: Any, batch: Batch) -> Tensor:
+    """Of each sample, (samples,): the mean over draws."""
+    generator = torch.Generator().manual_seed(0)
+    total = torch.zeros(len(batch.x))
+    for _ in range(NUM_DRAWS):
+        noise = torch.randn(batch.x.shape, generator=generator)
+        x, target = flow.interpolate(
+            batch.x, noise, sigma := flow.draw_sigma(len(noise), generator)
+        )
+        error = workload.networks["velocity"](x, sigma) - target
+        total += error.square().flatten(1).mean(1) / NUM_DRAWS
+    return total
+
+
+def accounted(name: str, rate: float, noise: float, steps: int, published: float) -> Row:
+    """A published setting under Opacus's accountants."""
+    accountants = require("opacus.accountants", "privacy")
+    rdp, prv = accountants.RDPAccountant(), accountants.PRVAccountant()
+    rdp.history = prv.history = [(noise, rate, steps)]
+    orders = accountants.RDPAccountant.DEFAULT_ALPHAS
+    moments = require("opacus.accountants.analysis.rdp", "privacy").compute_rdp(
+        q=rate, noise_multiplier=noise, steps=steps, orders=orders
+    )
+    old = min(m - math.log(DELTA) / (a - 1) for m, a in zip(moments, orders, strict=True))
+    found = {"old": old, "rdp": rdp.get_epsilon(DELTA), "prv": prv.get_epsilon(DELTA)}
+    shown = {key: round(value, 3) for key, value in found.items()}
+    rate = float(f"{rate:.3g}")
+    return {"setting": name, "rate": rate, "noise": noise, "published": published, **shown}
+
+
+def summarise(rows: Sequence[Row]) -> Iterator[str]:
+    for name in dict.fromkeys(row["case"] for row in rows if "case" in row):
+        yield f"{name}: fd {told(rows, 'fd', case=name)}, auc {told(rows, 'auc', case=name)}"
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Means over seeds and each seed's dot; `none` and `recipe` stand at the right."""
+    plt = require("matplotlib.pyplot", "report")
+    names = [name for name in reversed(CASES) if any(row["case"] == name for row in rows)]
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
+    for axis, key, label in zip(
+        axes, ("fd", "auc"), ("Fréchet distance", "attack: AUC"), strict=True
+    ):
+        axis.plot(names, [mean_of(rows, key, case=name) for name in names], "C0o-")
+        axis.plot([row["case"] for row in rows], [row[key] for row in rows], "C0.", alpha=0.4)
+        axis.set_ylabel(label)
+        axis.tick_params(axis="x", rotation=25)
+    axes[0].set_yscale("log")
+    axes[0].axhline(mean_of(rows, "fd_floor"), color="grey", linestyle=":")
+    axes[1].axhline(0.5, color="grey", linestyle=":")
+    figure.savefig(path, dpi=100)

@@ -1,0 +1,249 @@
+"""Private gradients: exact but for noise, bounded by sample, the same again only where they may."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from opacus.accountants import RDPAccountant
+from torch import Tensor, nn
+
+from fedwan.app import load_run
+from fedwan.config import Config, DataConfig, PrivacyConfig
+from fedwan.data import InMemory, Loader
+from fedwan.errors import ConfigError
+from fedwan.rng import NamedGenerators, derive_seed
+from fedwan.simulation import Absence, SimulatedRun, simulate
+from fedwan.workloads.base import Batch
+from fedwan.workloads.privacy import EPSILON, Privacy
+from sites import flow, gan
+from tests.data.files import write_folder
+from tests.sites.support import DIT, MLP, Run
+
+SIZE = 8
+
+
+def config(clip: float = 1.0, batch: int = SIZE, **privacy: float) -> Config:
+    return Config(
+        steps=40,
+        data=DataConfig("digits", batch=batch),
+        privacy=PrivacyConfig(**{"epsilon": 4.0, "clip": clip, **privacy}),
+    )
+
+
+def private(samples: int = 400, noise: float | None = None, **settings: Any) -> Privacy:
+    made = Privacy(config(**settings), samples)
+    made.noise = made.noise if noise is None else noise
+    return made
+
+
+def linear_loss(net: nn.Module) -> Any:
+    """Whose gradient is the sample itself."""
+    return lambda one: net(one.x).sum()
+
+
+def gradient(privacy: Privacy, x: Tensor) -> Tensor:
+    net = nn.Linear(x.shape[1], 1, bias=False)
+    return privacy.gradients(net, linear_loss(net), Batch(x, torch.zeros(len(x))))[0][0]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model"),
+    [(flow, MLP), (flow, DIT), (gan, {"width": 4}), (gan, {"width": 4, "gamma_fake": 0.1})],
+)
+def test_without_noise_and_clipping_it_is_the_plain_gradient(
+    recipe: ModuleType, model: dict[str, Any]
+) -> None:
+    asked = config(clip=1e9)
+    asked.model = dict(model)
+    run = Run(recipe, asked)
+    run.step(3)  # from where some gradients are zero
+    batch = next(run.stream)
+    plain = run.gradients(batch, NamedGenerators(7, "s1"))
+    run = Run(recipe, asked)
+    run.step(3)
+    run.workload.privacy = privacy = private(noise=0.0, clip=1e9)  # type: ignore[attr-defined]
+    noised = run.gradients(next(run.stream), NamedGenerators(7, "s1"))
+    assert privacy.steps == 1
+    assert noised.keys() == plain.keys()
+    for network, values in plain.items():
+        torch.testing.assert_close(noised[network], values, rtol=1e-3, atol=1e-5)
+
+
+def test_no_sample_moves_it_by_more_than_the_clip_over_the_batch() -> None:
+    x = torch.randn(SIZE, 5) * torch.logspace(-2, 4, SIZE)[:, None]
+    privacy = private(noise=0.0, clip=0.5)
+    whole = gradient(privacy, x)
+    for left in range(SIZE):
+        others = torch.cat([x[:left], x[left + 1 :]])
+        moved = (whole - gradient(privacy, others)).norm()
+        expected = min(0.5, float(x[left].norm())) / SIZE
+        torch.testing.assert_close(float(moved), expected, rtol=1e-3, atol=1e-6)
+    x[3] = torch.nan
+    assert torch.isfinite(gradient(privacy, x)).all()
+
+
+def test_noise_has_the_deviation_that_the_accountant_asked_for() -> None:
+    privacy = private(clip=0.5)
+    noise = gradient(privacy, torch.empty(0, 100_000))
+    assert float(noise.std()) == pytest.approx(privacy.noise * 0.5 / SIZE, rel=0.01)
+    accountant = RDPAccountant()
+    accountant.history = [(privacy.noise, SIZE / 400, 40)]
+    spent = accountant.get_epsilon(delta=1e-5)
+    privacy.steps = 40
+    assert spent == pytest.approx(privacy.epsilon(), abs=1e-9)
+    assert 3.99 < spent <= 4.0
+    privacy.steps = 20
+    assert 0 < privacy.epsilon() < spent
+
+
+def test_noise_comes_again_at_the_same_step_from_the_same_weights_alone() -> None:
+    privacy, x = private(), torch.randn(SIZE, 5)
+
+    def made(steps: int, weights: str) -> Tensor:
+        privacy.steps = steps
+        privacy.begin_round(0, 20, weights)
+        return gradient(privacy, x)
+
+    first = made(3, "a")
+    assert torch.equal(made(3, "a"), first)
+    assert not torch.equal(made(4, "a"), first)
+    assert not torch.equal(made(3, "b"), first)
+
+
+def test_each_sample_comes_into_a_batch_by_itself_and_by_no_known_seed() -> None:
+    privacy, other = private(), private()
+    drawn = [privacy.places(number) for number in range(2000)]
+    sizes = torch.tensor([len(places) for places in drawn]).double()
+    assert float(sizes.mean()) == pytest.approx(SIZE, rel=0.03)
+    assert float(sizes.var()) == pytest.approx(SIZE * (1 - SIZE / 400), rel=0.15)
+    assert float(torch.bincount(torch.cat(drawn)).double().std()) < 10  # 6.3 by chance
+    assert torch.equal(privacy.places(5), drawn[5])
+    assert not torch.equal(other.places(5), drawn[5])
+    other.load_state_dict(privacy.state_dict())
+    assert torch.equal(other.places(5), drawn[5])
+
+
+def test_a_loader_gives_what_was_drawn_nothing_too_and_goes_on_from_there() -> None:
+    drawn = [torch.tensor([3]), torch.tensor([], dtype=torch.int64), torch.tensor([0, 2])]
+
+    def loader(dataset: Any) -> Loader:
+        return Loader(dataset, 2, torch.Generator(), places=lambda number: drawn[number - 1])
+
+    rows = [Batch(torch.full((2,), float(i)), torch.tensor(i)) for i in range(4)]
+    stacked = InMemory(Batch(torch.stack([r.x for r in rows]), torch.arange(4)))
+    for dataset in (rows, stacked):
+        source = loader(dataset)
+        assert [next(source).y.tolist() for _ in range(2)] == [[3], []]
+        after = loader(dataset)
+        after.load_state_dict(source.state_dict())
+        assert next(after).x.tolist() == [[0, 0], [2, 2]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "samples", "match"),
+    [
+        ({}, 0, "stream; give data that can be drawn"),
+        ({"delta": 0.01}, 100, r"privacy.delta = 0.01 is no promise to 100 samples; .*1e-05"),
+    ],
+)
+def test_what_cannot_be_promised_is_told(
+    settings: dict[str, Any], samples: int, match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        private(samples, **settings)
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        ("strategy=sync", "strategy=local_sgd"),
+        ("workload=pix2pix data.name=photo_edges", "leave it out"),
+        ("workload=command", "workload=flow"),
+        ("site.accumulate=2", "site.* as it is"),
+        ("checkpoint.every=2", "checkpoint.every=1"),
+        ("round.quorum=1", "round.quorum=0"),
+        ("round.least_steps=2", "round.least_steps=0"),
+        ("workload=gan network.discriminator.h=5", "no network.NETWORK.h"),
+        ("workload=gan model.conditional=true", "without classes"),
+        ("workload=gan model.loss=relativistic", "relativistic"),
+    ],
+)
+def test_what_it_does_not_go_with_is_refused(words: str, mend: str) -> None:
+    with pytest.raises(ConfigError, match=mend.replace("*", r"\*")) as caught:
+        load_run(None, ["workload=flow", "sites=2", "privacy.epsilon=4", *words.split()])
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"privacy.clip = 2.0 needs privacy.epsilon"):
+        load_run(None, ["privacy.clip=2"])
+
+
+def run(folder: Path, *words: str, **options: Any) -> SimulatedRun:
+    usual = "sites=2 steps=20 h=5 threads=1 privacy.epsilon=4 data.batch=32 eval.num=20"
+    return simulate(load_run(None, [*words, *usual.split()]), folder, **options)
+
+
+TINY_FLOW = ("workload=flow", "model.width=16", "model.depth=1", "model.euler_steps=2")
+
+
+@pytest.mark.slow
+def test_a_site_that_was_killed_goes_on_with_its_secret_and_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[bytes] = []
+
+    def token(num: int) -> bytes:  # the same of both sites, another of who comes later
+        made.append(bytes([len(made) // 2]) * num)
+        return made[-1]
+
+    seeds: set[int] = set()
+    plain = flow.Flow._loss
+
+    def loss(self: flow.Flow, batch: Batch, rng: NamedGenerators) -> Tensor:
+        seeds.add(rng["noise"].initial_seed())
+        return plain(self, batch, rng)
+
+    monkeypatch.setattr(secrets, "token_bytes", token)
+    monkeypatch.setattr(flow.Flow, "_loss", loss)
+    hashes = []
+    for name, absences in (("a", {}), ("b", {"s2": Absence(0.5, 0.75)})):
+        made.clear()
+        ran = run(tmp_path / name, *TINY_FLOW, absences=absences)
+        hashes.append(ran.site_sha256["s1"])
+        assert ran.totals.epsilon == pytest.approx(4.0, abs=0.01)
+    assert len(made) == 3
+    assert hashes[0] == hashes[1]
+    assert not seeds & {derive_seed(0, site, "noise") for site in ("s1", "s2")}
+
+
+def test_who_lost_the_folder_has_spent_what_it_took_before_and_a_round_more() -> None:
+    privacy = private()
+    privacy.begin_round(20, 20, "a")
+    assert privacy.steps == 40
+
+
+@pytest.mark.slow
+def test_a_gan_tells_its_budget_and_nothing_of_real_samples(tmp_path: Path) -> None:
+    rows = run(tmp_path, "workload=gan", "model.width=4").records
+    rounds = [row for row in rows if row["kind"] == "round"]
+    assert [set(row["losses"]) for row in rounds] == [{"generator"}] * 8
+    assert [set(row["figures"]) for row in rounds] == [{EPSILON}] * 8
+    spent = [row["epsilon"] for row in rows if row.get("event") == "contribution"]
+    assert len(spent) == 8
+    assert 0 < spent[0] < spent[-1] <= 4.0
+
+
+@pytest.mark.slow
+def test_of_data_that_are_a_sites_own_no_figures_of_quality_leave_it(tmp_path: Path) -> None:
+    for site in ("s1", "s2"):
+        write_folder(tmp_path / site, range(30))
+    words = ("data.name=folder", "data.split=own", f"data.path={tmp_path}/{{site}}", "data.size=8")
+    usual = "workload=flow sites=2 steps=10 h=5 threads=1 data.batch=8 model.width=16".split()
+    usually = {"kind", "version", "step", "site"}
+    for own, is_measured in (("privacy.epsilon=4", False), ("seed=0", True)):
+        ran = simulate(load_run(None, [*usual, *words, own]), tmp_path / own)
+        rows = [row for row in ran.records if row["kind"] == "quality"]
+        assert all((row.keys() > usually) == is_measured for row in rows)
