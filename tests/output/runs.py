@@ -28,6 +28,7 @@ class FakeTotals:
     late: int = 0
     dropped: int = 0
     staleness: int = 0
+    epsilon: float = 0.0
     quality: dict[str, Any] = field(default_factory=lambda: {"fd": 0.9, "fd_floor": 0.4})
 
 
