@@ -6,9 +6,10 @@ quantisation to 22 bits, masks of numpy's generator modulo 2^32, as 32-bit integ
 federation runs). One core. A site's seconds are coding and masks; the coordinator's are adding up
 four of them and taking the masks off.
 
-`dropouts`: five sites, 300 values, all five with other masks and deltas in each of many versions;
-each site sends or does not, and then answers the coordinator's two questions or not, by lot. Equal
-is a sum that is, bit for bit, that of the integers which its sites have rounded to.
+`dropouts`: five sites, 300 values, other masks and deltas in each version; each site sends or does
+not, and then answers the coordinator's two questions or not, by lot, until there are 10,000 sums.
+Equal is a sum that is, bit for bit, that of the integers which its sites have rounded to; in
+`short` ones too few have answered.
 
 Row: way mb_site site_s fp32_mb_s coordinator_s | way versions sums equal short
 """
@@ -25,12 +26,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.common.secure_aggregation import ndarrays_arithmetic as flower
-from flwr.common.secure_aggregation.quantization import quantize
-from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
 from benchmarks.codecs import pix2pix_delta, pix2pix_layout
 from benchmarks.harness.table import Row
+from benchmarks.peers.flower_secagg import measure_flower
 from fedwan.codecs import codec_by_name, with_feedback
 from fedwan.codecs.masked import FIRST_SIZE, first_sizes, size_of, step_of
 from fedwan.coordinator.masked import MaskedMerger, key_streams
@@ -56,8 +55,11 @@ def measure_case(args: argparse.Namespace, case: str, seed: int) -> Row:
         return measure_dropouts(300 if args.quick else 10_000)
     values = pix2pix_delta("cpu")
     layout = pix2pix_layout(64)
-    measure = measure_flower if case == "flower" else measure_way
-    num_bytes, site_s, coordinator_s = measure(case, layout, values)
+    num_bytes, site_s, coordinator_s = (
+        measure_flower([values[name].numpy() for name in layout], SITES)
+        if case == "flower"
+        else measure_way(case, layout, values)
+    )
     num_values = sum(spec.num_values for spec in layout.values())
     return {
         "way": case,
@@ -122,37 +124,16 @@ def ask(
                 asked.hear(name, maskers[names.index(name)].answer(question))
 
 
-def measure_flower(way: str, layout: Layout, values: State) -> tuple[int, float, float]:
-    """What a SecAgg+ client does with its vector, and the server with all of them."""
-    arrays = [values[name].numpy() for name in layout]
-    shapes, span = [array.shape for array in arrays], 1 << 32
-    began = time.perf_counter()
-    vector = quantize(arrays, 8.0, 1 << 22)
-    for number in range(SITES):  # its own mask, and one with each of the others
-        mask = pseudo_rand_gen(number.to_bytes(32, "little"), span, shapes)
-        vector = flower.parameters_addition(vector, mask)
-    vector = flower.parameters_mod(vector, span)
-    site_s = time.perf_counter() - began
-    num_bytes = sum(array.astype(np.uint32).nbytes for array in vector)
-    began = time.perf_counter()
-    total = vector
-    for _ in range(SITES - 1):
-        total = flower.parameters_addition(total, vector)
-    for number in range(SITES):
-        mask = pseudo_rand_gen(number.to_bytes(32, "little"), span, shapes)
-        total = flower.parameters_subtraction(total, mask)
-    total = flower.parameters_mod(total, span)
-    return num_bytes, site_s, time.perf_counter() - began
-
-
-def measure_dropouts(num_versions: int) -> Row:
-    names, dice, counts = [f"s{i}" for i in range(5)], random.Random(0), [0, 0, 0]
+def measure_dropouts(num_sums: int) -> Row:
+    names, dice = [f"s{i}" for i in range(5)], random.Random(0)
+    version = sums = equal = short = 0
     layout: Layout = {"net/w": TensorSpec((300,), torch.float32, Role.PARAMETER)}
     codec, sizes = codec_by_name("masked4", len(names)), first_sizes(layout)
     basis = basis_of("", sizes)
     with tempfile.TemporaryDirectory() as folder:
         maskers = maskers_of(names, Path(folder))
-        for version in range(num_versions):
+        while sums < num_sums:
+            version += 1
             senders = [name for name in names if dice.random() < 0.8]
             if len(senders) < majority(len(names)):
                 continue  # no quorum
@@ -168,15 +149,14 @@ def measure_dropouts(num_versions: int) -> Row:
             ask(asked, maskers, names, version, [n for n in senders if dice.random() < 0.85])
             masks = key_streams(asked, names, bundles)  # type: ignore[arg-type]
             if masks is None:  # the round waits for who is silent
-                counts[2] += 1
+                short += 1
                 continue
             merged, _ = merger.open(masks, sizes)
-            counts[0] += 1
-            counts[1] += torch.equal(merged["net/w"], total * (STEP / len(senders)))
-    sums, equal, short = counts
+            sums += 1
+            equal += torch.equal(merged["net/w"], total * (STEP / len(senders)))
     return {
         "way": "dropouts",
-        "versions": num_versions,
+        "versions": version,
         "sums": sums,
         "equal": equal,
         "short": short,

@@ -94,9 +94,14 @@ class Masked(Coded):
         return torch.zeros(len(index))
 
 
+def width_of(bits: int, sites: int) -> int:
+    """Bits of a value on the wire: sums of so many sites' fit in them."""
+    return bits + math.ceil(math.log2(max(2, sites)))
+
+
 def masked(bits: int, sites: int) -> Codec:
     """The codec `masked4` and its like, for the sum of so many sites; `bind` makes it encode."""
-    width = bits + math.ceil(math.log2(max(2, sites)))
+    width = width_of(bits, sites)
 
     def encode(value: Tensor, residual: Tensor | None) -> tuple[memoryview, Tensor | None]:
         raise AssertionError("bound to keys before anything is encoded")
@@ -117,7 +122,7 @@ def masked(bits: int, sites: int) -> Codec:
 def bind(codec: Codec, sites: int, sizes: Sequence[int], masks: KeyStreams) -> Codec:
     """The same, for one payload: `sizes` of its parameters, in their order, and its masks."""
     bits = codec.mask_bits
-    width, left = bits + math.ceil(math.log2(max(2, sites))), iter(sizes)
+    width, left = width_of(bits, sites), iter(sizes)
 
     def encode(value: Tensor, residual: Tensor | None) -> tuple[memoryview, Tensor | None]:
         owed = value.detach().to("cpu", torch.float32, copy=True).contiguous()
@@ -159,7 +164,7 @@ class Sum:
 
     def __init__(self, spec: TensorSpec, bits: int, sites: int) -> None:
         self._shape, self._num, self._bits = spec.shape, spec.num_values, bits
-        self._width = bits + math.ceil(math.log2(max(2, sites)))
+        self._width = width_of(bits, sites)
         self._blocks: list[Integers] = []
 
     def add(self, record: Masked) -> None:

@@ -20,16 +20,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from Crypto.Protocol.SecretSharing import Shamir
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from fedwan.codecs import Codec, Coded
 from fedwan.codecs.masked import KeyStreams, Masked, Sum, check_maskable, first_sizes
 from fedwan.coordinator.intake import Contribution
 from fedwan.doctor.sampling import Sample, Sampler
-from fedwan.errors import PayloadError, RunStopped, UserError
+from fedwan.errors import IdentityError, PayloadError, RunStopped, UserError
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.tls import Identity
 from fedwan.protocol.round import Key, Round
-from fedwan.protocol.unmasking import SHARE_BYTES, Unmasking, basis_of, check_bundle, hash_of
+from fedwan.protocol.unmasking import (
+    SHARE_BYTES,
+    Unmasking,
+    basis_of,
+    check_bundle,
+    hash_of,
+    keys_statement,
+)
 from fedwan.state import Layout, State
 
 if TYPE_CHECKING:
@@ -73,21 +84,38 @@ class Sizes:
 class Masking:
     """The sites' public keys, the sizes that they round by, and the sum whose masks come off."""
 
-    def __init__(self, names: Sequence[str], needed: int) -> None:
+    def __init__(self, run_id: str, names: Sequence[str], needed: int) -> None:
+        self._run_id = run_id
         self.names, self.needed = list(names), needed
+        self.identity: Identity | None = None
+        """The coordinator's, by whose authorities keys are vouched for; None within a process."""
         self.epoch = secrets.randbits(63) | 1
         """Of this start of the coordinator: what is sent anew goes under other masks."""
         self.sizes = Sizes([])
         self.present: Unmasking | None = None
         self._cards: dict[str, wire.MaskCard] = {}
 
+    def objection(self, site: str, card: wire.MaskCard) -> str:
+        """Why a site's keys are of no use to the others, or nothing. Needs no lock."""
+        lengths = len(card.exchange_key), len(card.signing_key)
+        most = max(len(card.certificate), len(card.signature))
+        if card.site != site or lengths != (32, 32) or most > _MOST_CERTIFICATE:
+            return "masking keys are missing; start site and coordinator from the same app"
+        try:
+            X25519PrivateKey.generate().exchange(
+                X25519PublicKey.from_public_bytes(card.exchange_key)
+            )
+            if self.identity is not None:
+                said = keys_statement(self._run_id, card)
+                self.identity.verify(site, card.certificate, card.signature, said)
+        except (ValueError, IdentityError) as error:
+            return f"masking keys are refused: {error}"
+        return ""
+
     def join(self, site: str, card: wire.MaskCard) -> str:
         """Take a site's keys, which stay the same for the whole run; why not, or nothing."""
-        lengths = len(card.exchange_key), len(card.signing_key)
         if site not in self.names:
             return ""  # told by who knows the run's sites
-        if card.site != site or lengths != (32, 32) or len(card.certificate) > _MOST_CERTIFICATE:
-            return f"site {site} comes without the keys that masks are made of"
         known = self._cards.setdefault(site, card)
         if (known.exchange_key, known.signing_key) != (card.exchange_key, card.signing_key):
             return (
@@ -123,6 +151,18 @@ class Masking:
     def question(self, site: str, fragment: int, version: int) -> wire.Unmask | None:
         """What a site that asks for an update is asked instead, if anything."""
         return self.present.question(site, fragment, version) if self.present else None
+
+    def hear(self, site: str, answer: wire.Unmasked) -> None:
+        """A site's part; a `PayloadError` where it has not signed what it was asked to."""
+        if (present := self.present) is None:
+            return
+        if answer.signature and not present.is_signed and site in self._cards:
+            key = Ed25519PublicKey.from_public_bytes(self._cards[site].signing_key)
+            try:
+                key.verify(answer.signature, present.statement(self._run_id, self.epoch))
+            except InvalidSignature:
+                raise PayloadError(f"{site} has signed another list of survivors") from None
+        present.hear(site, answer)
 
     def begin(
         self, layout: Layout, fragments: Sequence[Fragment], past: Mapping[str, Any] | None
@@ -229,7 +269,11 @@ def key_streams(
         others = [name for name in names if name != site]
         for at, other in enumerate(["", *asked.missing]):
             part = slice(SHARE_BYTES * at, SHARE_BYTES * (at + 1))
-            shares = {names.index(giver) + 1: share[number][part] for giver, share in given.items()}
+            shares = {
+                names.index(giver) + 1: share[number][part]
+                for giver, share in given.items()
+                if share[number]
+            }
             expected = bundle.hashes[1 + others.index(other) if other else 0]
             seed = _put_together(shares, asked.needed, expected)
             if seed is None:

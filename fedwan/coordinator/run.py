@@ -80,7 +80,7 @@ class CoordinatedRun:
         self._sources = None if strategy else sources(config)
         agreement = Agreement(self._names, needed, run_id=run_id, sources=self._sources)
         self.hub = Servicer(run_id, self._registry, agreement, self.event, CHUNK_BYTES)
-        self.hub.masking = Masking(self._names, quorum) if is_masked else None
+        self.hub.masking = Masking(run_id, self._names, quorum) if is_masked else None
         self._registry.least = quorum if is_masked else 1
         self.hub.evaluation = Evaluation(has_own_data(config.data))
         self.cause = ""

@@ -51,10 +51,12 @@ def run_coordinator(
         outputs.record(run.opening())
         if complaint:
             run.event("warning", None, complaint)
-        link = config.link
+        link, own = config.link, Identity.load(identity, "coordinator")
+        if run.hub.masking:
+            run.hub.masking.identity = own
         plane = DataPlane(
             run.hub,
-            Identity.load(identity, "coordinator"),
+            own,
             *host_and_port(link.listen),
             num_sites=config.sites,
             num_fragments=config.stream.fragments,

@@ -59,6 +59,8 @@ class Servicer(Federation):
         try:
             bound(hello)
             claim = Claim.of(hello)  # before the lock
+            if self.masking and (problem := self.masking.objection(site, hello.card)):
+                raise PayloadError(problem)
         except PayloadError as error:
             self._refuse(site, f"site {site}'s {error}")
             return wire.Welcome(refusal=f"site {site}'s {error}")
@@ -153,8 +155,8 @@ class Servicer(Federation):
         """See `Hub`."""
         with self.changed:
             self.registry.find(site)
-            if self.masking and self.masking.present:
-                self.masking.present.hear(site, answer)
+            if self.masking:
+                self.masking.hear(site, answer)
                 self.changed.notify_all()
 
     @_bounded

@@ -129,9 +129,10 @@ class Identity:
         try:
             if isinstance(key, rsa.RSAPublicKey):
                 key.verify(signature, data, padding.PKCS1v15(), hashes.SHA256())
-            else:
-                assert isinstance(key, ec.EllipticCurvePublicKey), "TLS takes no others"
+            elif isinstance(key, ec.EllipticCurvePublicKey):
                 key.verify(signature, data, ec.ECDSA(hashes.SHA256()))
+            else:
+                raise InvalidSignature  # no key that TLS takes here
         except InvalidSignature:
             raise IdentityError(f"{what} does not vouch for what {name} is said to send") from None
 

@@ -41,8 +41,18 @@ def hash_of(seed: bytes) -> bytes:
 
 
 def digest_of(bundle: wire.MaskBundle) -> bytes:
-    """What stands for one contribution's secrets in a list of survivors."""
-    return hashlib.sha256(bundle.SerializeToString(deterministic=True)).digest()
+    """What stands for one contribution's secrets in a list of survivors, and seals their shares.
+
+    Each attempt to send has a seed of its own, so that shares of another one do not open under it.
+    """
+    what = [bundle.epoch, bundle.basis.hex(), [seed.hex() for seed in bundle.hashes]]
+    return hashlib.sha256(json.dumps(["fedwan attempt", *what]).encode()).digest()
+
+
+def keys_statement(run_id: str, card: wire.MaskCard) -> bytes:
+    """What a site's certificate vouches for: its keys of a run."""
+    keys = [card.exchange_key.hex(), card.signing_key.hex()]
+    return json.dumps(["fedwan masks", run_id, card.site, *keys]).encode()
 
 
 def basis_of(weights_sha256: str, sizes: bytes) -> bytes:
@@ -93,16 +103,12 @@ class Unmasking:
         )
         self._signatures: dict[str, bytes] = {}
         self.shares: dict[str, list[bytes]] = {}
-        """By site that gave them: of each survivor its seed's, and those with `missing`."""
+        """By site that gave them: of each survivor its seed's, and those with `missing`; empty
+        where what that survivor had sealed for the site is none."""
         self.needed = needed
         """Sites that must sign, and give shares."""
         self.missing = [name for name in names if name not in bundles]
         """Sites that are no survivors."""
-
-    @property
-    def survivors(self) -> list[str]:
-        """Whose contributions are added up."""
-        return list(self._bundles)
 
     @property
     def waits_for(self) -> list[str]:
@@ -114,11 +120,6 @@ class Unmasking:
     def is_signed(self) -> bool:
         """Whether the list is."""
         return len(self._signatures) >= self.needed
-
-    @property
-    def is_done(self) -> bool:
-        """Whether there are as many shares as are needed, if all are true."""
-        return len(self.shares) >= self.needed
 
     def question(self, site: str, fragment: int, version: int) -> wire.Unmask | None:
         """What a site that waits for the update of a version is asked, if it has not answered."""
@@ -134,8 +135,15 @@ class Unmasking:
             asked.sealed.extend(bundle.sealed[place] for bundle in self._bundles.values())
         return asked
 
+    def statement(self, run_id: str, epoch: int) -> bytes:
+        """What is signed."""
+        return statement(run_id, epoch, self._asked)
+
     def hear(self, site: str, answer: wire.Unmasked) -> None:
-        """Take a site's answer; one to an earlier question, or given before, is let drop."""
+        """Take a site's answer, whose signature was checked if it has one.
+
+        One to an earlier question, or given before, is let drop.
+        """
         asked = self._asked
         if site not in self._bundles or answer.version != asked.version:
             return
@@ -147,7 +155,8 @@ class Unmasking:
             return
         if not answer.shares:
             return
-        expected = [SHARE_BYTES * (1 + len(self.missing))] * len(self._bundles)
-        if [len(share) for share in answer.shares] != expected:
+        lengths = {0, SHARE_BYTES * (1 + len(self.missing))}
+        is_of_each = len(answer.shares) == len(self._bundles)
+        if not is_of_each or not lengths.issuperset(map(len, answer.shares)):
             raise PayloadError(f"shares of {site} are not as long as was asked for")
         self.shares[site] = list(answer.shares)

@@ -37,7 +37,9 @@ from fedwan.protocol.unmasking import (
     LEAST_SITES,
     SHARE_BYTES,
     basis_of,
+    digest_of,
     hash_of,
+    keys_statement,
     statement,
 )
 
@@ -82,7 +84,7 @@ class Masker:
             signing_key=self._signer.public_key().public_bytes_raw(),
             certificate=self._identity.cert_pem,
         )
-        card.signature = self._identity.sign(_keys(card, self._run_id))
+        card.signature = self._identity.sign(keys_statement(self._run_id, card))
         return card
 
     def meet(self, roster: Sequence[wire.MaskCard], epoch: int) -> None:
@@ -102,7 +104,7 @@ class Masker:
         met = json.loads(path.read_text()) if path.exists() else {}
         found = []
         for card in roster:
-            keys = _keys(card, self._run_id)
+            keys = keys_statement(self._run_id, card)
             if card.site not in met:
                 self._identity.verify(card.site, card.certificate, card.signature, keys)
                 met[card.site] = keys.decode()
@@ -111,10 +113,14 @@ class Masker:
                     f"site {card.site} is said to have other masking keys than before; ask whoever "
                     "runs it, and begin a new run if it has lost its folder"
                 )
-            theirs = X25519PublicKey.from_public_bytes(card.exchange_key)
             is_own = card.site == self._identity.name
-            found.append(self._key.private_bytes_raw() if is_own else self._key.exchange(theirs))
-            self._signers[card.site] = Ed25519PublicKey.from_public_bytes(card.signing_key)
+            try:
+                theirs = X25519PublicKey.from_public_bytes(card.exchange_key)
+                shared = self._key.private_bytes_raw() if is_own else self._key.exchange(theirs)
+                self._signers[card.site] = Ed25519PublicKey.from_public_bytes(card.signing_key)
+            except ValueError as error:
+                raise IdentityError(f"site {card.site}'s masking keys are none: {error}") from None
+            found.append(shared)
         replace_text(path, json.dumps(met))
         self._secrets, self._epoch = found, epoch
 
@@ -137,13 +143,14 @@ class Masker:
         masks = KeyStreams(seeds[self._place :], seeds[: self._place])
         order = [own, *(seed for seed in seeds if seed is not own)]
         shares = [dict(Shamir.split(self._needed, len(seeds), seed, ssss=False)) for seed in order]
-        bundle = wire.MaskBundle(epoch=self._epoch, basis=basis)
+        hashed = [hash_of(seed) for seed in order]
+        bundle = wire.MaskBundle(epoch=self._epoch, basis=basis, hashes=hashed)
+        attempt = digest_of(bundle)
         for place in range(len(seeds)):
             content = b"".join(share[place + 1] for share in shares)
             nonce = secrets.token_bytes(_NONCE_BYTES)
             key = AESGCM(self._derive(place, f"shares of {self._place}", fragment, version))
-            bundle.sealed.append(nonce + key.encrypt(nonce, content, None))
-        bundle.hashes.extend(hash_of(seed) for seed in order)
+            bundle.sealed.append(nonce + key.encrypt(nonce, content, attempt))
         numbers = memoryview(sizes).cast("H")
         return Sealed(bind(codec, len(seeds), list(numbers), masks), bundle)
 
@@ -172,13 +179,16 @@ class Masker:
         if len(asked.sealed) != len(names):
             raise PayloadError("shares are asked for and not all are there")
         self._given.note(asked, self._epoch, said)
-        for name, data in zip(names, asked.sealed, strict=True):
+        for name, data, attempt in zip(names, asked.sealed, asked.digests, strict=True):
             place = self._names.index(name)
             key = AESGCM(self._derive(place, f"shares of {place}", asked.fragment, asked.version))
             try:
-                content = key.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], None)
-            except InvalidTag:
-                raise PayloadError(f"a share of {name} is damaged, or of another version") from None
+                content = key.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], attempt)
+            except (InvalidTag, ValueError):
+                content = b""
+            if len(content) != SHARE_BYTES * len(self._names):
+                reply.shares.append(b"")  # none that this site could open: others have theirs
+                continue
             others = [other for other in self._names if other != name]
             wanted = [0, *(1 + at for at, other in enumerate(others) if other not in names)]
             parts = [content[SHARE_BYTES * at : SHARE_BYTES * (at + 1)] for at in wanted]
@@ -237,12 +247,8 @@ class _Given:
         if (epoch, *key) in self._said:
             return
         with open(self._path, "a", encoding="utf-8") as file:
-            file.write(json.dumps([epoch, *key, names, said]) + "\n")
+            # A line of its own, though the one before may be torn.
+            file.write("\n" + json.dumps([epoch, *key, names, said]) + "\n")
             file.flush()
             os.fsync(file.fileno())
         self._keep(epoch, *key, names, said)
-
-
-def _keys(card: wire.MaskCard, run_id: str) -> bytes:
-    keys = [card.exchange_key.hex(), card.signing_key.hex()]
-    return json.dumps(["fedwan masks", run_id, card.site, *keys]).encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ from fedwan.coordinator.masked import Masking
 from fedwan.errors import ConfigError, PayloadError, UserError
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Link
+from fedwan.link.server import DataPlane
+from fedwan.link.tls import Identity
 from fedwan.protocol.registry import Registry
 from fedwan.protocol.round import Key
 from fedwan.simulation import Absence
-from tests.planes import layout_of_size
-from tests.support import NET, run_tiny, tiny_config
+from fedwan.site.masker import Masker
+from tests.planes import dialling, layout_of_size, serving
+from tests.support import NET, hub_of, run_tiny, tiny_config
 
 
 def config_of(strategy: str = "diloco", **sections: Any) -> Config:
@@ -74,7 +79,7 @@ def test_a_round_does_without_a_site_that_is_gone(tmp_path: Path, strategy: str)
 
 def test_a_contribution_whose_masks_would_not_come_off_is_refused() -> None:
     names = ["s1", "s2", "s3"]
-    masking = Masking(names, 2)
+    masking = Masking("run", names, 2)
     layout = layout_of_size(8)
     masking.begin(layout, whole(layout), None)
     good = wire.MaskBundle(epoch=masking.epoch, sealed=[bytes(76)] * 3, hashes=[bytes(16)] * 3)
@@ -88,11 +93,51 @@ def test_a_contribution_whose_masks_would_not_come_off_is_refused() -> None:
     del good.sealed[0]
     with pytest.raises(PayloadError, match="without the shares that take its masks off"):
         masking.check(Key(0, 0, "s1"), good, "of s1")
-    assert "without the keys" in masking.join("s1", wire.MaskCard(site="s1"))
+    assert "keys are missing" in masking.objection("s1", wire.MaskCard(site="s1"))
     card = wire.MaskCard(site="s1", exchange_key=bytes(32), signing_key=bytes(32))
     assert not masking.join("s1", card)
     card = wire.MaskCard(site="s1", exchange_key=b"1" * 32, signing_key=bytes(32))
     assert "other masking keys than the run began with" in masking.join("s1", card)
+
+
+def test_keys_that_would_end_other_sites_are_refused(
+    tmp_path: Path, identities: Path, foreign_identities: Path
+) -> None:
+    names = ["s1", "s2", "s3"]
+    masking = Masking("run", names, 3)
+    masking.identity = Identity.load(identities / "coordinator", "coordinator")
+
+    def card_of(folder: Path, name: str) -> wire.MaskCard:
+        (state := tmp_path / name).mkdir()
+        return Masker(Identity.load(folder / "s1"), "run", names, 3, state).card()
+
+    good, foreign = card_of(identities, "a"), card_of(foreign_identities, "b")
+    assert not masking.objection("s1", good)
+    assert "not of an authority that is trusted here" in masking.objection("s1", foreign)
+    other = wire.MaskCard()
+    other.CopyFrom(good)
+    other.signing_key = foreign.signing_key
+    assert "does not vouch for what s1 is said to send" in masking.objection("s1", other)
+    other.exchange_key = bytes(32)  # with which every secret would be nought
+    assert "masking keys are refused" in masking.objection("s1", other)
+
+
+def test_over_real_connections_a_run_under_masks_ends_on_the_same_bits(
+    tmp_path: Path, identities: Path
+) -> None:
+    planes: list[DataPlane] = []
+    with ExitStack() as stack:
+
+        def wrap(name: str, link: Link) -> Link:
+            if not planes:
+                planes.append(stack.enter_context(serving(hub_of(link), identities, num_sites=3)))
+            return stack.enter_context(dialling(planes[0].port, identities / name))
+
+        cut = {"stream": {"fragments": 2, "tau": 1}}
+        config = config_of("streaming_diloco", h=4, **cut)
+        ran = run_tiny(tmp_path / "wire", config, wrap=wrap)
+    (sha256,) = ran.hashes
+    assert run_tiny(tmp_path / "loop", config).hashes == {sha256}
 
 
 def test_an_operator_cannot_let_go_of_a_site_whose_shares_are_needed() -> None:

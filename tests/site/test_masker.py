@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedwan.codecs import codec_by_name
 from fedwan.codecs.masked import first_sizes
-from fedwan.coordinator.masked import MaskedMerger, key_streams
+from fedwan.coordinator.masked import MaskedMerger, Masking, key_streams
 from fedwan.errors import IdentityError, PayloadError, UserError
 from fedwan.link import pki
 from fedwan.link import wire_pb2 as wire
@@ -166,6 +166,56 @@ def test_shares_are_given_where_more_than_half_have_signed(folder: Path, tmp_pat
         sites.maskers["s1"].answer(question)
 
 
+def test_shares_of_another_attempt_are_not_given(folder: Path, tmp_path: Path) -> None:
+    sites = Sites(folder, tmp_path)
+    _, first, _ = sites.send(0, NAMES)
+    _, second, _ = sites.send(0, NAMES)  # under the same masks with the others
+    asked = Unmasking(NAMES, 3, 0, 0, BASIS, first)
+    for name in NAMES[:3]:
+        if (question := asked.question(name, 0, 1)) is not None:
+            asked.hear(name, sites.maskers[name].answer(question))
+    question = asked.question("s4", 0, 1)
+    assert question is not None and question.signers
+    place = NAMES.index("s4")
+    question.sealed[0] = second["s1"].sealed[place]
+    shares = sites.maskers["s4"].answer(question).shares
+    assert shares[0] == b"" and all(len(share) == 16 for share in shares[1:])
+
+
+def test_a_site_that_signs_another_list_ends_nobody(folder: Path, tmp_path: Path) -> None:
+    sites = Sites(folder, tmp_path)
+    _, bundles, _ = sites.send(0, NAMES)
+    masking = Masking("run", NAMES, 3)
+    masking.epoch = 1
+    for card in sites.cards:
+        assert not masking.join(card.site, card)
+    masking.present = asked = Unmasking(NAMES, 3, 0, 0, BASIS, bundles)
+    with pytest.raises(PayloadError, match="s1 has signed another list of survivors"):
+        masking.hear("s1", wire.Unmasked(signature=bytes(64)))
+    for name in NAMES[1:4]:
+        question = asked.question(name, 0, 1)
+        assert question is not None
+        masking.hear(name, sites.maskers[name].answer(question))
+    assert asked.is_signed
+
+
+def test_a_record_of_what_was_given_bears_a_torn_line(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "s1" / "masks.jsonl"
+    path.parent.mkdir()
+    path.write_text('[1, 0, 3, ["s1"')
+    again = Sites(folder, tmp_path)
+    _, bundles, _ = again.send(0, NAMES)
+    question = Unmasking(NAMES, 3, 0, 0, BASIS, bundles).question("s1", 0, 1)
+    assert question is not None
+    again.maskers["s1"].answer(question)
+    third = Sites(folder, tmp_path)
+    _, bundles, _ = third.send(0, NAMES[:4])
+    question = Unmasking(NAMES, 3, 0, 0, BASIS, bundles).question("s1", 0, 1)
+    assert question is not None
+    with pytest.raises(PayloadError, match="another sum"):
+        third.maskers["s1"].answer(question)
+
+
 def test_who_gives_false_shares_is_found_out(folder: Path, tmp_path: Path) -> None:
     sites = Sites(folder, tmp_path)
     merger, bundles, total = sites.send(0, NAMES)
@@ -174,6 +224,16 @@ def test_who_gives_false_shares_is_found_out(folder: Path, tmp_path: Path) -> No
     asked.shares["s2"] = [bytes(16)] * len(NAMES)
     assert key_streams(asked, NAMES, bundles) is None  # and others are asked
     sites.ask(asked, 0, NAMES)
+    check(merger, key_streams(asked, NAMES, bundles), total, len(NAMES))
+
+    merger, bundles, total = sites.send(2, NAMES)  # s3 gives s1 and s2 what they cannot open
+    for place in (0, 1):
+        bundles["s3"].sealed[place] = bytes(len(bundles["s3"].sealed[place]))
+    asked = Unmasking(NAMES, 3, 0, 2, BASIS, bundles)
+    sites.ask(asked, 2, NAMES[:3])
+    assert asked.shares["s1"][2] == asked.shares["s2"][2] == b""
+    assert key_streams(asked, NAMES, bundles) is None
+    sites.ask(asked, 2, NAMES)
     check(merger, key_streams(asked, NAMES, bundles), total, len(NAMES))
 
     _, bundles, _ = sites.send(1, NAMES)
