@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 from fedwan import state
+from fedwan.coordinator.masked import MaskedMerger
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.protocol.round import Round
@@ -140,6 +141,11 @@ def _(write_atomically):
         write_atomically(path, write)
 
     return in_place
+
+
+@_bug("a sum under masks is lost with the coordinator", MaskedMerger, "save")
+def _(save):
+    return lambda self, folder, round_: None
 
 
 @_bug("contributions are merged in the order of their arrival", Round, "take")

@@ -215,6 +215,9 @@ class SeededLink:
     def report(self, report: wire.QualityReport) -> None:
         self._call(lambda hub: hub.report(self._site, report))
 
+    def unmask(self, answer: wire.Unmasked) -> None:
+        self._call(lambda hub: hub.unmask(self._site, answer))
+
     def leave(self, farewell: wire.Farewell) -> None:
         farewell.session = self._session
         self._call(lambda hub: hub.leave(self._site, farewell), LEAVE_PATIENCE_S)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedwan.config import MASKED
 from fedwan.site.group import Group
 from fedwan.site.site import Membership, Script, Site
 
@@ -19,13 +20,18 @@ KINDS = {"generator": "adversarial", "discriminator": "adversarial"}
 
 
 class _Network(nn.Module):
-    """Parameters, and a buffer of each kind that is merged in a way of its own."""
+    """Parameters, and a buffer of each kind that is merged in a way of its own.
 
-    def __init__(self, width: int, seed: int) -> None:
+    Under masks there are none, whose sums cannot be read.
+    """
+
+    def __init__(self, width: int, seed: int, *, has_buffers: bool) -> None:
         super().__init__()
         values = torch.arange(width, dtype=torch.float32)
         self.weight = nn.Parameter(torch.sin(values + seed))
         self.bias = nn.Parameter(torch.cos(values[:8] + seed))
+        if not has_buffers:
+            return
         self.register_buffer("running_mean", torch.zeros(4))
         self.register_buffer("running_var", torch.ones(4))
         self.register_buffer("num_batches", torch.tensor(0))
@@ -44,7 +50,10 @@ class _Data:
 
 def train(member: Membership, index: int, sleep: Callable[[], None]) -> str:
     """One site's part in a run; the hash of the weights that it ended with."""
-    networks = {name: _Network(160, seed) for seed, name in enumerate(KINDS)}
+    has_buffers = member.config.codec.up not in MASKED
+    networks = {
+        name: _Network(160, seed, has_buffers=has_buffers) for seed, name in enumerate(KINDS)
+    }
     optimizers = {
         name: torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
         for name, network in networks.items()
@@ -74,6 +83,8 @@ def _set_gradients(network: _Network, index: int, place: int) -> None:
         for parameter in (network.weight, network.bias):
             pull = torch.sin(parameter * (index + 2) + 0.7 * place)
             parameter.grad = 0.3 * parameter + pull
+        if not network.state_dict().keys() - {"weight", "bias"}:
+            return
         network.running_mean.lerp_(network.weight[:4], 0.1)
         network.running_var.lerp_(network.weight[:4].square() + 0.1, 0.1)
         network.num_batches += 1

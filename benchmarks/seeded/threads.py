@@ -168,7 +168,7 @@ def installed(kernel: Kernel) -> Iterator[None]:
         (concurrent.futures.Future, Future),
         (concurrent.futures.ThreadPoolExecutor, ThreadPoolExecutor),
         (concurrent.futures.wait, wait),
-        (secrets, SimpleNamespace(randbits=draws.getrandbits)),
+        (secrets, SimpleNamespace(randbits=draws.getrandbits, token_bytes=draws.randbytes)),
         (uuid, drawn),
     ]
     changed: list[tuple[Any, str, Any]] = []

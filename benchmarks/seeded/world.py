@@ -27,7 +27,7 @@ from benchmarks.seeded.network import Path as NetworkPath
 from benchmarks.seeded.threads import TIME, installed
 from fedwan import app, state
 from fedwan.app import load_run
-from fedwan.config import Config, dump, site_names
+from fedwan.config import MASKED, Config, dump, site_names
 from fedwan.coordinator import federation
 from fedwan.coordinator.model import CHECKPOINT
 from fedwan.coordinator.run import CoordinatedRun
@@ -40,6 +40,8 @@ from fedwan.errors import (
     SiteDrained,
     SiteEjected,
 )
+from fedwan.link.pki import federation as make_identities
+from fedwan.link.tls import Identity
 from fedwan.memory import Tidier
 from fedwan.output.journal import verify
 from fedwan.output.records import Recorder
@@ -51,7 +53,6 @@ from fedwan.state import hash_state, read_tensors_meta
 
 Versions = tuple[int, ...]
 """By fragment."""
-RUN_ID = "seeded"
 CALM_S = 6 * 3600.0
 """Virtual time for a run to end once the faults have stopped."""
 SILENCE_S = 20.0
@@ -90,6 +91,8 @@ SCENARIOS = {
     "eager": Scenario("h=2 strategy=eager_diloco codec.up=int4", "until a death"),
     "quorum": Scenario("h=2 strategy=local_sgd codec.up=int2 round.quorum=2", "never"),
     "async": Scenario("h=2 strategy=async_diloco codec.up=int4", "never"),
+    "masked": Scenario("h=2 strategy=diloco codec.up=masked4 codec.down=int4", "always"),
+    "masked quorum": Scenario("h=2 strategy=diloco codec.up=masked4 round.quorum=2", "never"),
 }
 
 
@@ -132,8 +135,12 @@ class World:
         self.step_s = STEP_S * (1 if seed % 3 else SLOWER)
         self.folder = folder
         self.names = site_names(self.config)
+        is_masked = self.config.codec.up in MASKED
+        self._identities = _identities(*self.names) if is_masked else {}
         self.disk = Disk(self)
         self.coordinator: _Coordinator | None = None
+        self.run_id = "run"
+        """Another one where a coordinator finds no checkpoint, and the run begins anew."""
         self.paths = {name: NetworkPath(self) for name in self.names}
         self.sites: dict[str, Process] = {}
         self.is_complete = False
@@ -251,10 +258,14 @@ class World:
 
         folder = self.folder / "coordinator"
         checkpoint = folder / "checkpoint" / CHECKPOINT
-        run = CoordinatedRun(
-            self.config, RUN_ID, folder, record, lambda *_: None, silence_s=SILENCE_S
-        )
         is_new = not checkpoint.exists()
+        if is_new and self.kernel.now:
+            self.run_id = f"run of {self.kernel.now:g} s"
+        run = CoordinatedRun(
+            self.config, self.run_id, folder, record, lambda *_: None, silence_s=SILENCE_S
+        )
+        if run.hub.masking:
+            run.hub.masking.identity = self._identities["coordinator"]
         version, complaint = (0, "") if is_new else run.resume()
         if is_new:
             self._decided.clear()  # nothing is left of the run
@@ -294,7 +305,14 @@ class World:
         while not self.is_complete:
             coordinator, self.sites[name] = self.coordinator, (process := Process(name))
             link = partial(SeededLink, self, name, process)
-            member = Membership(self.config, RUN_ID, name, self.folder / name, link)
+            member = Membership(
+                self.config,
+                self.run_id,
+                name,
+                self.folder / name / self.run_id,
+                link,
+                identity=self._identities.get(name),
+            )
             outcome = self._live(process, partial(script.train, member, index, step))
             if isinstance(outcome, str):
                 self._ended[name] = outcome
@@ -305,6 +323,8 @@ class World:
                     self.kernel.park(5.0)  # its service is not started before
             elif isinstance(outcome, Killed | SessionLost | LinkLost | RunStopped | OSError):
                 self.kernel.park(1.0 + 5.0 * self.random.random() * self.paths[name].slow)
+            elif member.run_id != self.run_id:
+                self.kernel.park(1.0)  # a ticket of the run that has begun anew takes its place
             else:
                 self.violated(f"{name}: {type(outcome).__name__}: {outcome}")
                 return
@@ -313,7 +333,7 @@ class World:
 
     def on_durable(self, process: Process, folder: Path) -> None:
         """What was renamed in a folder survives from now on."""
-        if process.name == "coordinator":
+        if process.name == "coordinator" and (folder / CHECKPOINT).exists():
             versions = read_tensors_meta(folder / CHECKPOINT)["versions"]
             if min(versions) != self._saved[-1]:
                 self._saved = [self._saved[-1], min(versions)]
@@ -370,6 +390,15 @@ _app_folders = cache(app.app_folders)
 def _config(scenario: str) -> Config:
     words = "workload=command sites=3 steps=24 checkpoint.every=1 eval.every=16".split()
     return load_run(None, [*words, *SCENARIOS[scenario].words.split()])
+
+
+@cache
+def _identities(*names: str) -> Mapping[str, Identity]:
+    """By party; read once, since nobody's certificate ends while a run lasts."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_identities(Path(folder), (), names)
+        found = {name: Identity.load(Path(folder) / name) for name in names}
+        return found | {"coordinator": Identity.load(Path(folder) / "coordinator", "coordinator")}
 
 
 @cache

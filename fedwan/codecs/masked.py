@@ -175,6 +175,17 @@ class Sum:
         for mine, other in zip(self._blocks, record.blocks(), strict=True):
             np.add(mine, other, out=mine)
 
+    def state(self) -> tuple[Tensor, int]:
+        """What was added up so far, under masks: values, and sizes."""
+        *blocks, sizes = self._blocks
+        return torch.from_numpy(np.concatenate(blocks)), int(sizes[0])
+
+    def load_state(self, values: Tensor, sizes: int) -> None:
+        """The inverse."""
+        flat = values.numpy()
+        self._blocks = [flat[part] for part in spans(len(flat), _BLOCK)]
+        self._blocks.append(np.array([sizes], np.uint16))
+
     def read(self, masks: KeyStreams, size: int, count: int) -> tuple[Tensor, int]:
         """The mean of so many sites, fp32, and the size that suits the next version."""
         step = step_of(size, self._bits) / count

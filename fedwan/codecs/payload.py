@@ -29,6 +29,8 @@ MAGIC = b"FWPL"
 VERSION = 1
 _HEADER = struct.Struct("<4sB3xII")
 _TRAILER = struct.Struct("<Q")
+TRAILER_BYTES = _TRAILER.size
+"""Its checksum, at the end."""
 _DTYPES = (
     *(torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32),
     *(torch.uint8, torch.bool, torch.int16, torch.int8),

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import combinations, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,13 +28,15 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from fedwan.codecs import Codec, Coded
 from fedwan.codecs.masked import KeyStreams, Masked, Sum, check_maskable, first_sizes
-from fedwan.coordinator.intake import Contribution
+from fedwan.codecs.payload import TRAILER_BYTES
+from fedwan.coordinator.intake import Contribution, Measures
 from fedwan.doctor.sampling import Sample, Sampler
-from fedwan.errors import IdentityError, PayloadError, RunStopped, UserError
+from fedwan.errors import CheckpointError, IdentityError, PayloadError, RunStopped, UserError
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.buffer import Buffer
 from fedwan.link.tls import Identity
-from fedwan.protocol.round import Key, Round
+from fedwan.protocol.round import Key, Merge, Round
 from fedwan.protocol.unmasking import (
     SHARE_BYTES,
     Unmasking,
@@ -41,7 +45,15 @@ from fedwan.protocol.unmasking import (
     hash_of,
     keys_statement,
 )
-from fedwan.state import Layout, State
+from fedwan.state import (
+    Layout,
+    OnDemand,
+    State,
+    check_tensors,
+    read_tensors,
+    read_tensors_meta,
+    write_tensors,
+)
 
 if TYPE_CHECKING:
     from fedwan.coordinator.federation import Federation
@@ -93,6 +105,8 @@ class Masking:
         """Of this start of the coordinator: what is sent anew goes under other masks."""
         self.sizes = Sizes([])
         self.present: Unmasking | None = None
+        self.asked: dict[tuple[int, int], list[str]] = {}
+        """Survivors by fragment and version, of sums that a checkpoint may not outlive yet."""
         self._cards: dict[str, wire.MaskCard] = {}
 
     def objection(self, site: str, card: wire.MaskCard) -> str:
@@ -112,18 +126,38 @@ class Masking:
             return f"masking keys are refused: {error}"
         return ""
 
-    def join(self, site: str, card: wire.MaskCard) -> str:
-        """Take a site's keys, which stay the same for the whole run; why not, or nothing."""
-        if site not in self.names:
-            return ""  # told by who knows the run's sites
-        known = self._cards.setdefault(site, card)
-        if (known.exchange_key, known.signing_key) != (card.exchange_key, card.signing_key):
+    def conflict(self, site: str, card: wire.MaskCard) -> str:
+        """Why a site's keys cannot be its keys of this run, or nothing: they stay the same."""
+        known = self._cards.get(site, card)
+        if (known.exchange_key, known.signing_key) == (card.exchange_key, card.signing_key):
+            return ""
+        return (
+            f"site {site} comes with other masking keys than the run began with, so that its "
+            "masks would not come off; give it back its folder of this run, or eject it"
+        )
+
+    def keep(self, site: str, card: wire.MaskCard) -> None:
+        """Take the keys of a site that is welcome; its certificate may be a new one."""
+        self._cards[site] = card
+
+    def needs(self, site: str, others: Collection[str]) -> str:
+        """Why nobody can do without a site yet while there are these others, or nothing."""
+        if site not in self._cards:
             return (
-                f"site {site} comes with other masking keys than the run began with, so that its "
-                "masks would not come off; give it back its folder of this run, or eject it"
+                f"{site} has not joined yet, and masks are agreed on with the keys of all sites; "
+                "wait for it, or begin a run without it"
             )
-        self._cards[site] = card  # its certificate may be a new one
+        for (_, version), survivors in self.asked.items():
+            if site in survivors and len({*survivors} & {*others}) < self.needed:
+                return (
+                    f"{site} is needed to take the masks off round {version + 1}; ask again once "
+                    "the run is two checkpoints further"
+                )
         return ""
+
+    def note_durable(self, version: int) -> None:
+        """Even if the newest checkpoint is lost, the run goes on from this version."""
+        self.asked = {key: names for key, names in self.asked.items() if key[1] >= version}
 
     def welcome(self) -> dict[str, Any]:
         """Fields of the answer to a Join."""
@@ -159,7 +193,7 @@ class Masking:
         if answer.signature and not present.is_signed and site in self._cards:
             key = Ed25519PublicKey.from_public_bytes(self._cards[site].signing_key)
             try:
-                key.verify(answer.signature, present.statement(self._run_id, self.epoch))
+                key.verify(answer.signature, present.statement(self._run_id))
             except InvalidSignature:
                 raise PayloadError(f"{site} has signed another list of survivors") from None
         present.hear(site, answer)
@@ -188,6 +222,7 @@ class MaskedMerger:
         self._sums = {name: Sum(spec, up.mask_bits, num_sites) for name, spec in layout.items()}
         self.sampler = Sampler({})
         self._count = 0
+        self.is_saved = False
 
     def add(
         self, tensors: Iterable[tuple[str, Coded]], weight: float = 1.0, scale: float = 1.0
@@ -199,6 +234,31 @@ class MaskedMerger:
         self._count += 1
         return {}
 
+    def save(self, folder: Path, round_: Round[Contribution]) -> None:
+        """Write the sum, and what it is made of."""
+        path, previous = _files(folder, round_.fragment)
+        values = OnDemand(self._sums, lambda name: self._sums[name].state()[0])
+        meta = {
+            "fragment": round_.fragment.index,
+            "version": round_.version,
+            "sizes": {name: total.state()[1] for name, total in self._sums.items()},
+            "merged": [_to_row(merge) for merge in round_.merged],
+        }
+        folder.mkdir(exist_ok=True)
+        write_tensors(path, values, meta, previous)
+        self.is_saved = True
+
+    def load(self, path: Path, basis: bytes) -> list[Merge[Contribution]]:
+        """What a sum that was saved is made of; nothing if it is not of this basis."""
+        values, meta = read_tensors(path)
+        merged = [_from_row(row, meta["fragment"], meta["version"]) for row in meta["merged"]]
+        if any(m.contribution.bundle and m.contribution.bundle.basis != basis for m in merged):
+            return []
+        for name, total in self._sums.items():
+            total.load_state(values[name], meta["sizes"][name])
+        self._count, self.is_saved = len(merged), True
+        return merged
+
     def open(self, masks: KeyStreams, sizes: bytes) -> tuple[State, list[int]]:
         """The mean, and the sizes for the next version; the accumulator starts anew."""
         merged, following = State(), []
@@ -207,8 +267,49 @@ class MaskedMerger:
         ):
             merged[name], found = total.read(masks, size, self._count)
             following.append(found)
-        self._count = 0
+        self._count, self.is_saved = 0, False
         return merged, following
+
+
+def _files(folder: Path, fragment: Fragment) -> tuple[Path, Path]:
+    """For its newest sum, and the one before: the newest checkpoint may give way to the other."""
+    name = f"masked-{fragment.index}"
+    return folder / f"{name}.safetensors", folder / f"{name}.previous.safetensors"
+
+
+def saved_sums(
+    folder: Path, fragments: Sequence[Fragment], versions: Sequence[int]
+) -> dict[tuple[int, int], Path]:
+    """Files of sums that are whole, by fragment and version, from these versions on."""
+    found = {}
+    for fragment in fragments:
+        for path in _files(folder, fragment):
+            with suppress(CheckpointError):
+                check_tensors(path)
+                version = read_tensors_meta(path)["version"]
+                if version >= versions[fragment.index]:
+                    found[fragment.index, version] = path
+    return found
+
+
+def _to_row(merge: Merge[Contribution]) -> dict[str, str]:
+    payload, work, _, bundle = merge.contribution
+    assert bundle is not None
+    return {
+        "site": merge.key.site,
+        "work": work.SerializeToString().hex(),
+        "bundle": bundle.SerializeToString().hex(),
+        "trailer": bytes(payload.read(payload.num_bytes - TRAILER_BYTES, TRAILER_BYTES)).hex(),
+    }
+
+
+def _from_row(row: Mapping[str, str], fragment: int, version: int) -> Merge[Contribution]:
+    bundle = wire.MaskBundle.FromString(bytes.fromhex(row["bundle"]))
+    work = wire.Work.FromString(bytes.fromhex(row["work"]))
+    payload = Buffer(TRAILER_BYTES)  # of it, the journal names the checksum
+    payload.write(0, bytes.fromhex(row["trailer"]))
+    contribution = Contribution(payload, work, Measures({}, {}), bundle)
+    return Merge(Key(fragment, version, row["site"]), contribution, 0, 1.0)
 
 
 def take_masks_off(
@@ -216,10 +317,14 @@ def take_masks_off(
     round_: Round[Contribution],
     weights_sha256: str,
     merger: MaskedMerger,
+    folder: Path,
     look_round: Callable[[], None],
     patience_s: float,
 ) -> State:
     """What a closed round's contributions come to, once enough of its sites have given shares.
+
+    The sum is in `folder` before anybody is asked: who signs a list of survivors signs no other one
+    for that version, so a coordinator that comes back goes on with the same sum.
 
     Raises:
         RunStopped: they have not within `patience_s`.
@@ -228,6 +333,10 @@ def take_masks_off(
     masking, began_s = hub.masking, time.monotonic()
     assert masking is not None
     index, version = round_.fragment.index, round_.version
+    with hub.changed:
+        masking.asked[index, version] = [merge.key.site for merge in round_.merged]
+    if not merger.is_saved:
+        merger.save(folder, round_)
     bundles = {m.key.site: m.contribution.bundle for m in round_.merged if m.contribution.bundle}
     with hub.changed:
         basis = masking.basis(index, version, weights_sha256)

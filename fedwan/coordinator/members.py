@@ -37,8 +37,13 @@ def answer(run: CoordinatedRun, request: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"ask = {str(ask)[:80]!r}; it is status, {', '.join(DECIDED)}")
     verb: Verb = ask
     with run.hub.deciding:  # what is objected to depends on what was decided before
+        registry = run.hub.registry
         with run.hub.changed:
-            objection = run.hub.registry.objection(verb, site)
+            objection = registry.objection(verb, site)
+            if run.hub.masking and verb != "admit" and not objection:
+                entries = registry.sites.items()
+                others = [n for n, entry in entries if n != site and entry.standing == "in"]
+                objection = run.hub.masking.needs(site, others)
         if objection:
             raise UserError(objection)
         text = f"{site} {_TEXTS[verb]}"

@@ -22,7 +22,7 @@ from fedwan.codecs import Reading
 from fedwan.config import MASKED, Config, site_names
 from fedwan.coordinator.federation import CoordinatorRounds
 from fedwan.coordinator.intake import Contribution, Intake
-from fedwan.coordinator.masked import MaskedMerger, Masking, take_masks_off
+from fedwan.coordinator.masked import MaskedMerger, Masking, saved_sums, take_masks_off
 from fedwan.coordinator.members import decisions
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.model import GlobalModel, find_checkpoint
@@ -86,6 +86,8 @@ class CoordinatedRun:
         self.cause = ""
         """Why who started the run ends it; empty while nobody does."""
         self._resumed: GlobalModel | None = None
+        self._sums: dict[tuple[int, int], Path] = {}
+        """Saved sums under masks, by fragment and version, of rounds that are to be made again."""
         self._saved: tuple[int, list[int]] = (0, [])
         """Version of the newest checkpoint, and versions of its fragments."""
         self._past_figures: dict[str, Any] = {}
@@ -220,6 +222,10 @@ class CoordinatedRun:
         )
         if self.hub.masking:
             self.hub.masking.begin(layout, fragments, self._past_masks)
+        if self.hub.masking and self._resumed:
+            self._sums = saved_sums(self._folder / "checkpoint", fragments, rounds.versions)
+            for fragment in fragments:
+                self._take_up(rounds, self._resumed, fragment)
         rounds.dropped = self.totals.dropped
         self.hub.rejected, self._registry.rejoins = self.totals.rejected, self.totals.rejoins
         self._saved = (rounds.version, list(rounds.versions))
@@ -246,7 +252,10 @@ class CoordinatedRun:
         fragment = round_.fragment
         merger = self._merger(fragment)
         nominal = rounds.nominal // fragment.times
-        samples = self._gather(model, round_, merger, nominal)
+        if round_.is_closed:  # by an earlier start, with a sum that is still under masks
+            samples: list[Sample] = [{} for _ in round_.merged]
+        else:
+            samples = self._gather(model, round_, merger, nominal)
         before = merger.sampler.of(model.state)
         contributions = [contribution_row(merge, nominal) for merge in round_.merged]
         self._version_lines.wait()
@@ -259,6 +268,7 @@ class CoordinatedRun:
             is_alone=len(round_.merged) == 1,
         )
         self._version_lines.add(model, fragment, contributions)
+        self._take_up(rounds, model, fragment)
         hub.publish(payload, is_own=model.takes_over)
         self._quality.note(rounds.version, rounds.run_step)
         self.totals.add_round(round_.merged)
@@ -286,8 +296,20 @@ class CoordinatedRun:
         if not isinstance(merger, MaskedMerger):
             return merger.take()
         patience_s = self._strategy.policy.patience_s
-        weights = model.hash_of(round_.fragment)
-        return take_masks_off(self.hub, round_, weights, merger, self._look_round, patience_s)
+        weights, folder = model.hash_of(round_.fragment), self._folder / "checkpoint"
+        look = self._look_round
+        return take_masks_off(self.hub, round_, weights, merger, folder, look, patience_s)
+
+    def _take_up(self, rounds: CoordinatorRounds, model: GlobalModel, fragment: Fragment) -> None:
+        """Go on with the sum that an earlier start may have asked to take the masks off."""
+        index, version = fragment.index, model.versions[fragment.index]
+        if path := self._sums.pop((index, version), None):
+            merger = self._merger(fragment)
+            assert isinstance(merger, MaskedMerger) and self.hub.masking
+            basis = self.hub.masking.basis(index, version, model.hash_of(fragment))
+            if merged := merger.load(path, basis):
+                rounds.close_again(fragment.index, merged)
+                self.hub.masking.asked[index, version] = [merge.key.site for merge in merged]
 
     def _gather(
         self,
@@ -414,6 +436,9 @@ class CoordinatedRun:
         if versions != self._saved[1]:
             # Sites keep what they need to go on from the one before, too: this one may be damaged.
             hub.durable_version, self._saved = self._saved[0], (model.version, versions)
+            with hub.changed:
+                if hub.masking:
+                    hub.masking.note_durable(hub.durable_version)
 
     def event(self, event: str, site: str | None, text: str, **details: Any) -> None:
         """Record an event."""

@@ -70,11 +70,13 @@ class Servicer(Federation):
             if self.stop_text and rounds is None:  # else the site hears of it by a signal
                 refusal = f"the run is over: {self.stop_text}"
             if self.masking:
-                refusal = refusal or self.masking.join(site, hello.card)
+                refusal = refusal or self.masking.conflict(site, hello.card)
             refusal = refusal or self.agreement.join(site, hello, claim)
             if refusal:
                 self._refuse(site, refusal)
                 return wire.Welcome(refusal=refusal)
+            if self.masking:
+                self.masking.keep(site, hello.card)
             now_s = time.monotonic()
             self.shut_out.pop(site, None)
             if rounds is None:

@@ -66,7 +66,7 @@ class MaskBundle(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., basis: _Optional[bytes] = ..., sealed: _Optional[_Iterable[bytes]] = ..., hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Unmask(_message.Message):
-    __slots__ = ("fragment", "version", "survivors", "digests", "signers", "signatures", "sealed", "basis")
+    __slots__ = ("fragment", "version", "survivors", "digests", "signers", "signatures", "sealed", "basis", "epoch")
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SURVIVORS_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,7 @@ class Unmask(_message.Message):
     SIGNATURES_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
     BASIS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     fragment: int
     version: int
     survivors: _containers.RepeatedScalarFieldContainer[str]
@@ -83,7 +84,8 @@ class Unmask(_message.Message):
     signatures: _containers.RepeatedScalarFieldContainer[bytes]
     sealed: _containers.RepeatedScalarFieldContainer[bytes]
     basis: bytes
-    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., survivors: _Optional[_Iterable[str]] = ..., digests: _Optional[_Iterable[bytes]] = ..., signers: _Optional[_Iterable[str]] = ..., signatures: _Optional[_Iterable[bytes]] = ..., sealed: _Optional[_Iterable[bytes]] = ..., basis: _Optional[bytes] = ...) -> None: ...
+    epoch: int
+    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., survivors: _Optional[_Iterable[str]] = ..., digests: _Optional[_Iterable[bytes]] = ..., signers: _Optional[_Iterable[str]] = ..., signatures: _Optional[_Iterable[bytes]] = ..., sealed: _Optional[_Iterable[bytes]] = ..., basis: _Optional[bytes] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Unmasked(_message.Message):
     __slots__ = ("fragment", "version", "signature", "shares")

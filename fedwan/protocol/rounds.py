@@ -84,6 +84,7 @@ class Rounds(Generic[C, U]):
         self._past_s = [deque[float](maxlen=PAST_ROUNDS) for _ in fragments]
         self._whole: list[dict[tuple[int, str], C]] = [{} for _ in fragments]
         """By version and site, in the order in which they became whole."""
+        self._closed: dict[int, Sequence[Merge[C]]] = {}
         self._updates: list[dict[int, U]] = [{} for _ in fragments]
         self._holders: list[set[str]] = [set() for _ in fragments]
         """Sites that are known to hold the update that is out."""
@@ -200,8 +201,17 @@ class Rounds(Generic[C, U]):
         index, version = fragment.index, self.versions[fragment.index]
         is_on_arrival = self._policy.is_on_arrival(version)
         self.round = Round(fragment, version, now_s, is_on_arrival, self._whole[index])
-        self.round.expect(self.awaited, self._names)
+        self.round.merged = list(self._closed.pop(index, []))
+        self.round.is_closed = bool(self.round.merged)
+        if not self.round.is_closed:
+            self.round.expect(self.awaited, self._names)
         return self.round
+
+    def close_again(self, fragment: int, merged: Sequence[Merge[C]]) -> None:
+        """The next round of a fragment was closed by an earlier start, and is made of these."""
+        self._closed[fragment] = merged
+        for key, contribution, _, _ in merged:
+            self._whole[fragment][key.version, key.site] = contribution
 
     def expect(self, awaited: Sequence[str]) -> None:
         """Wait for these sites from now on; what is whole of others is merged all the same."""

@@ -64,10 +64,10 @@ def basis_of(weights_sha256: str, sizes: bytes) -> bytes:
     return hashlib.sha256(weights_sha256.encode() + sizes).digest()
 
 
-def statement(run_id: str, epoch: int, asked: wire.Unmask) -> bytes:
+def statement(run_id: str, asked: wire.Unmask) -> bytes:
     """What sites sign: whose contributions are added up, of which version."""
     digests = [digest.hex() for digest in asked.digests]
-    what = [run_id, epoch, asked.fragment, asked.version, asked.basis.hex()]
+    what = [run_id, asked.epoch, asked.fragment, asked.version, asked.basis.hex()]
     what += [list(asked.survivors), digests]
     return json.dumps(["fedwan survivors", *what]).encode()
 
@@ -97,9 +97,13 @@ class Unmasking:
     ) -> None:
         self._names = list(names)
         self._bundles = bundles
-        digests = [digest_of(bundle) for bundle in bundles.values()]
         self._asked = wire.Unmask(
-            fragment=fragment, version=version, basis=basis, survivors=bundles, digests=digests
+            fragment=fragment,
+            version=version,
+            basis=basis,
+            survivors=bundles,
+            digests=[digest_of(bundle) for bundle in bundles.values()],
+            epoch=next(iter(bundles.values())).epoch,
         )
         self._signatures: dict[str, bytes] = {}
         self.shares: dict[str, list[bytes]] = {}
@@ -135,9 +139,9 @@ class Unmasking:
             asked.sealed.extend(bundle.sealed[place] for bundle in self._bundles.values())
         return asked
 
-    def statement(self, run_id: str, epoch: int) -> bytes:
+    def statement(self, run_id: str) -> bytes:
         """What is signed."""
-        return statement(run_id, epoch, self._asked)
+        return statement(run_id, self._asked)
 
     def hear(self, site: str, answer: wire.Unmasked) -> None:
         """Take a site's answer, whose signature was checked if it has one.

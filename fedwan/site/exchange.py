@@ -201,8 +201,6 @@ class Exchange:
         if self._tau:
             self._take_off(flight, work, done)
             return flight
-        if not self._place.is_behind:
-            flight.update = self._ask(fragment, flight.version + 1)
         self._send(flight, work, done)
         return flight
 
@@ -232,6 +230,8 @@ class Exchange:
             self._place.save(version + 1, self._residuals.ledger(done, fragment, (residual, owed)))
         receipt = wire.Receipt(status=wire.Receipt.ACCEPTED)
         if not self._place.is_behind:
+            # Sealed before: the answer may be a question about its masks.
+            flight.update = self._ask(flight.fragment, version + 1)
             receipt = self._group.lead(
                 lambda: self._stub.send_contribution(
                     fragment.index, version, payload, work, bundle=bundle

@@ -131,13 +131,11 @@ class Masker:
 
         `weights_sha256` is of the fragment's global weights that it started from.
         """
-        basis = basis_of(weights_sha256, sizes)
+        basis, at = basis_of(weights_sha256, sizes), (self._epoch, fragment, version)
         self._bases[fragment] = version, basis
         own = secrets.token_bytes(SEED_BYTES)
         seeds = [
-            own
-            if place == self._place
-            else self._derive(place, f"mask {basis.hex()}", fragment, version)
+            own if place == self._place else self._derive(place, f"mask {basis.hex()}", *at)
             for place in range(len(self._names))
         ]
         masks = KeyStreams(seeds[self._place :], seeds[: self._place])
@@ -149,7 +147,7 @@ class Masker:
         for place in range(len(seeds)):
             content = b"".join(share[place + 1] for share in shares)
             nonce = secrets.token_bytes(_NONCE_BYTES)
-            key = AESGCM(self._derive(place, f"shares of {self._place}", fragment, version))
+            key = AESGCM(self._derive(place, f"shares of {self._place}", *at))
             bundle.sealed.append(nonce + key.encrypt(nonce, content, attempt))
         numbers = memoryview(sizes).cast("H")
         return Sealed(bind(codec, len(seeds), list(numbers), masks), bundle)
@@ -157,7 +155,7 @@ class Masker:
     def answer(self, asked: wire.Unmask) -> wire.Unmasked:
         """This site's part; a `PayloadError` says why it gives none."""
         reply = wire.Unmasked(fragment=asked.fragment, version=asked.version)
-        said = statement(self._run_id, self._epoch, asked)
+        said = statement(self._run_id, asked)
         names = list(asked.survivors)
         if names != [n for n in self._names if n in names] or len(asked.digests) != len(names):
             raise PayloadError(f"a sum of {names} is asked for, which are not this run's sites")
@@ -172,16 +170,17 @@ class Masker:
                 "is rounded otherwise, than what this site has sent"
             )
         if not asked.signers:
-            self._given.note(asked, self._epoch, said)
+            self._given.note(asked, said)
             reply.signature = self._signer.sign(said)
             return reply
         self._check_signed(asked, said)
         if len(asked.sealed) != len(names):
             raise PayloadError("shares are asked for and not all are there")
-        self._given.note(asked, self._epoch, said)
+        self._given.note(asked, said)
+        at = asked.epoch, asked.fragment, asked.version
         for name, data, attempt in zip(names, asked.sealed, asked.digests, strict=True):
             place = self._names.index(name)
-            key = AESGCM(self._derive(place, f"shares of {place}", asked.fragment, asked.version))
+            key = AESGCM(self._derive(place, f"shares of {place}", *at))
             try:
                 content = key.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], attempt)
             except (InvalidTag, ValueError):
@@ -209,46 +208,42 @@ class Masker:
                 f"are given where {self._needed} sites have signed it"
             )
 
-    def _derive(self, place: int, what: str, fragment: int, version: int) -> bytes:
+    def _derive(self, place: int, what: str, epoch: int, fragment: int, version: int) -> bytes:
         """A key of 16 bytes that this site shares with the one in a place."""
-        context = json.dumps(["fedwan", self._run_id, self._epoch, what, fragment, version])
+        context = json.dumps(["fedwan", self._run_id, epoch, what, fragment, version])
         kdf = HKDF(hashes.SHA256(), SEED_BYTES, None, context.encode())
         return kdf.derive(self._secrets[place])
 
 
 class _Given:
-    """The lists of survivors that this site has signed, one for each version, on disk."""
+    """What this site has signed, one list of survivors for a version, on disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._names: dict[tuple[int, int], list[str]] = {}
-        self._said: dict[tuple[int, int, int], str] = {}
+        self._said: dict[tuple[int, int], tuple[list[str], str]] = {}
+        """By fragment and version: names, and the hash of the statement."""
         for line in path.read_text().splitlines() if path.exists() else ():
             try:
-                row = json.loads(line)
+                fragment, version, names, said = json.loads(line)
             except ValueError:  # torn: what it tells of had not left
                 continue
-            self._keep(*row)
+            self._said[fragment, version] = names, said
 
-    def _keep(self, epoch: int, fragment: int, version: int, names: list[str], said: str) -> None:
-        self._names[fragment, version] = names
-        self._said[epoch, fragment, version] = said
-
-    def note(self, asked: wire.Unmask, epoch: int, statement: bytes) -> None:
-        """Note a list, or refuse it: a second one would tell what its difference has sent."""
-        names, said = list(asked.survivors), hashlib.sha256(statement).hexdigest()
-        key = asked.fragment, asked.version
-        before = self._names.get(key, names)
-        if before != names or self._said.get((epoch, *key), said) != said:
+    def note(self, asked: wire.Unmask, statement: bytes) -> None:
+        """Note a list, or refuse it: two sums tell what they differ in."""
+        key, names = (asked.fragment, asked.version), list(asked.survivors)
+        mine = names, hashlib.sha256(statement).hexdigest()
+        before = self._said.get(key)
+        if before is None:
+            with open(self._path, "a", encoding="utf-8") as file:
+                # A line of its own, though the one before may be torn.
+                file.write("\n" + json.dumps([*key, *mine]) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            self._said[key] = mine
+        elif before != mine:
             raise PayloadError(
-                f"version {asked.version} was summed over {', '.join(before)} before; another sum "
-                f"of it, over {', '.join(names)}, would tell what single sites have sent"
+                f"version {asked.version} was summed over {', '.join(before[0])} before; another "
+                f"sum of it, over {', '.join(names)}, would tell what single sites have sent; "
+                "begin a new run from its weights (init.NETWORK=PATH)"
             )
-        if (epoch, *key) in self._said:
-            return
-        with open(self._path, "a", encoding="utf-8") as file:
-            # A line of its own, though the one before may be torn.
-            file.write("\n" + json.dumps([epoch, *key, names, said]) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self._keep(epoch, *key, names, said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedwan.config import Config
-from fedwan.coordinator.masked import Masking
+from fedwan.coordinator.masked import MaskedMerger, Masking
 from fedwan.errors import ConfigError, PayloadError, UserError
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
@@ -65,6 +66,40 @@ def test_all_sites_end_on_the_same_weights_and_so_does_a_run_that_was_resumed(
     assert distance < 1e-3 * length
 
 
+def test_a_sum_that_sites_have_been_asked_about_outlives_the_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of()
+    config.checkpoint.every = 1
+    (sha256,) = run_tiny(tmp_path / "a", config).hashes
+    opening, adding, opened, added = MaskedMerger.open, MaskedMerger.add, [0], [0]
+
+    class Killed(Exception):  # noqa: N818
+        pass
+
+    def open_or_die(self: MaskedMerger, *args: Any) -> Any:
+        opened[0] += 1
+        if opened[0] == 4:
+            raise Killed
+        return opening(self, *args)
+
+    def count(self: MaskedMerger, *args: Any) -> Any:
+        added[0] += 1
+        return adding(self, *args)
+
+    monkeypatch.setattr(MaskedMerger, "open", open_or_die)
+    with pytest.raises(Killed):
+        run_tiny(tmp_path / "b", config)
+    monkeypatch.setattr(MaskedMerger, "add", count)
+    shutil.copytree(tmp_path / "b", tmp_path / "c")
+    assert run_tiny(tmp_path / "b", config, resume=True).hashes == {sha256}
+    assert added[0] == 3 * (12 - 4)
+    path = tmp_path / "c" / "checkpoint" / "masked-0.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(PayloadError, match="version 3 was summed over s1, s2, s3 before; another"):
+        run_tiny(tmp_path / "c", config, resume=True)
+
+
 @pytest.mark.parametrize("strategy", ["streaming_diloco", "local_sgd"])
 def test_a_round_does_without_a_site_that_is_gone(tmp_path: Path, strategy: str) -> None:
     h = 4 if strategy == "streaming_diloco" else 2
@@ -95,9 +130,10 @@ def test_a_contribution_whose_masks_would_not_come_off_is_refused() -> None:
         masking.check(Key(0, 0, "s1"), good, "of s1")
     assert "keys are missing" in masking.objection("s1", wire.MaskCard(site="s1"))
     card = wire.MaskCard(site="s1", exchange_key=bytes(32), signing_key=bytes(32))
-    assert not masking.join("s1", card)
+    assert not masking.conflict("s1", card)
+    masking.keep("s1", card)
     card = wire.MaskCard(site="s1", exchange_key=b"1" * 32, signing_key=bytes(32))
-    assert "other masking keys than the run began with" in masking.join("s1", card)
+    assert "other masking keys than the run began with" in masking.conflict("s1", card)
 
 
 def test_keys_that_would_end_other_sites_are_refused(
@@ -149,6 +185,13 @@ def test_an_operator_cannot_let_go_of_a_site_whose_shares_are_needed() -> None:
         )
     registry.least = 2
     assert not registry.objection("eject", "s2")
+    masking = Masking("run", ["s1", "s2", "s3"], 2)
+    assert "s2 has not joined yet, and masks are agreed on" in masking.needs("s2", ["s1", "s3"])
+    masking.keep("s2", wire.MaskCard(site="s2"))
+    masking.asked[0, 4] = ["s2", "s3"]
+    assert "to take the masks off round 5; ask again" in masking.needs("s2", ["s1", "s3"])
+    masking.note_durable(5)
+    assert not masking.needs("s2", ["s1", "s3"])
 
 
 @pytest.mark.parametrize(

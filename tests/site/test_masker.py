@@ -188,7 +188,7 @@ def test_a_site_that_signs_another_list_ends_nobody(folder: Path, tmp_path: Path
     masking = Masking("run", NAMES, 3)
     masking.epoch = 1
     for card in sites.cards:
-        assert not masking.join(card.site, card)
+        masking.keep(card.site, card)
     masking.present = asked = Unmasking(NAMES, 3, 0, 0, BASIS, bundles)
     with pytest.raises(PayloadError, match="s1 has signed another list of survivors"):
         masking.hear("s1", wire.Unmasked(signature=bytes(64)))
