@@ -5,10 +5,10 @@ real engine, round loop, codecs and strategies over loopback links). Every strat
 undisturbed, and with one site that dies at a third of the run and returns, as a new process, at two
 thirds. Where a strategy has a quorum it is 3 of 4, so that the others go on; else they wait.
 
-`--codecs` tells what coding costs in quality: undisturbed runs with and without it. `int4` codes
-DiLoCo's deltas and updates, H = 20; `topk2` codes the deltas of plain averaging, whose updates come
-back as int4, H = 5 and all of the recipe's steps, since what sends 1.6 % at a time needs many
-rounds. Each is compared with fp32, the same H, steps and seeds.
+`--codecs` tells what coding costs in quality: undisturbed runs with and without it. `int4` and
+`int2` code DiLoCo's deltas and updates, H = 20; `topk2` codes the deltas of plain averaging, whose
+updates come back as int4, H = 5 and all of the recipe's steps, since what sends 1.6 % at a time
+needs many rounds. Each is compared with fp32, the same H, steps and seeds.
 `--quick`: one seed, a tenth of the steps.
 
 Row: workload strategy h steps seed absent up down bytes_up bytes_down fd fd_floor late dropped;
@@ -43,10 +43,12 @@ CASES: dict[str, tuple[str, ...]] = {
     "sparse_loco": ("strategy=sparse_loco", "h=5", *QUORUM),
 }
 FP32 = ("codec.up=fp32", "codec.down=fp32")
+INT2 = ("codec.up=int2", "codec.down=int2")
 TOPK2 = ("codec.up=topk2", "codec.down=int4")
 CODED: dict[str, tuple[tuple[str, ...], int, str]] = {
     "diloco, fp32": (("strategy=diloco", "h=20", *FP32), 1, ""),
     "diloco, int4": (("strategy=diloco", "h=20", *INT4), 1, "diloco, fp32"),
+    "diloco, int2": (("strategy=diloco", "h=20", *INT2), 1, "diloco, fp32"),
     "streaming, int4": (("strategy=streaming_diloco", "h=20", *INT4), 1, "diloco, fp32"),
     "averaging, fp32": (("strategy=local_sgd", "h=5", *FP32), 2, ""),
     "averaging, topk2": (("strategy=local_sgd", "h=5", *TOPK2), 2, "averaging, fp32"),

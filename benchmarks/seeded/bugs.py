@@ -145,7 +145,7 @@ def _(write_atomically):
 
 @_bug("a sum under masks is lost with the coordinator", MaskedMerger, "save")
 def _(save):
-    return lambda self, folder, round_: None
+    return lambda self, folder, round_, run_id: None
 
 
 @_bug("contributions are merged in the order of their arrival", Round, "take")

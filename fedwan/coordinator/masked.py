@@ -97,7 +97,7 @@ class Masking:
     """The sites' public keys, the sizes that they round by, and the sum whose masks come off."""
 
     def __init__(self, run_id: str, names: Sequence[str], needed: int) -> None:
-        self._run_id = run_id
+        self.run_id = run_id
         self.names, self.needed = list(names), needed
         self.identity: Identity | None = None
         """The coordinator's, by whose authorities keys are vouched for; None within a process."""
@@ -120,7 +120,7 @@ class Masking:
                 X25519PublicKey.from_public_bytes(card.exchange_key)
             )
             if self.identity is not None:
-                said = keys_statement(self._run_id, card)
+                said = keys_statement(self.run_id, card)
                 self.identity.verify(site, card.certificate, card.signature, said)
         except (ValueError, IdentityError) as error:
             return f"masking keys are refused: {error}"
@@ -193,7 +193,7 @@ class Masking:
         if answer.signature and not present.is_signed and site in self._cards:
             key = Ed25519PublicKey.from_public_bytes(self._cards[site].signing_key)
             try:
-                key.verify(answer.signature, present.statement(self._run_id))
+                key.verify(answer.signature, present.statement(self.run_id))
             except InvalidSignature:
                 raise PayloadError(f"{site} has signed another list of survivors") from None
         present.hear(site, answer)
@@ -234,11 +234,12 @@ class MaskedMerger:
         self._count += 1
         return {}
 
-    def save(self, folder: Path, round_: Round[Contribution]) -> None:
+    def save(self, folder: Path, round_: Round[Contribution], run_id: str) -> None:
         """Write the sum, and what it is made of."""
         path, previous = _files(folder, round_.fragment)
         values = OnDemand(self._sums, lambda name: self._sums[name].state()[0])
         meta = {
+            "run_id": run_id,
             "fragment": round_.fragment.index,
             "version": round_.version,
             "sizes": {name: total.state()[1] for name, total in self._sums.items()},
@@ -278,17 +279,17 @@ def _files(folder: Path, fragment: Fragment) -> tuple[Path, Path]:
 
 
 def saved_sums(
-    folder: Path, fragments: Sequence[Fragment], versions: Sequence[int]
+    folder: Path, run_id: str, fragments: Sequence[Fragment], versions: Sequence[int]
 ) -> dict[tuple[int, int], Path]:
-    """Files of sums that are whole, by fragment and version, from these versions on."""
+    """Files of a run's sums that are whole, by fragment and version, from these versions on."""
     found = {}
     for fragment in fragments:
         for path in _files(folder, fragment):
             with suppress(CheckpointError):
                 check_tensors(path)
-                version = read_tensors_meta(path)["version"]
-                if version >= versions[fragment.index]:
-                    found[fragment.index, version] = path
+                meta = read_tensors_meta(path)
+                if meta["run_id"] == run_id and meta["version"] >= versions[fragment.index]:
+                    found[fragment.index, meta["version"]] = path
     return found
 
 
@@ -336,7 +337,7 @@ def take_masks_off(
     with hub.changed:
         masking.asked[index, version] = [merge.key.site for merge in round_.merged]
     if not merger.is_saved:
-        merger.save(folder, round_)
+        merger.save(folder, round_, masking.run_id)
     bundles = {m.key.site: m.contribution.bundle for m in round_.merged if m.contribution.bundle}
     with hub.changed:
         basis = masking.basis(index, version, weights_sha256)

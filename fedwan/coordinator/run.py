@@ -223,7 +223,8 @@ class CoordinatedRun:
         if self.hub.masking:
             self.hub.masking.begin(layout, fragments, self._past_masks)
         if self.hub.masking and self._resumed:
-            self._sums = saved_sums(self._folder / "checkpoint", fragments, rounds.versions)
+            folder = self._folder / "checkpoint"
+            self._sums = saved_sums(folder, self._run_id, fragments, rounds.versions)
             for fragment in fragments:
                 self._take_up(rounds, self._resumed, fragment)
         rounds.dropped = self.totals.dropped
