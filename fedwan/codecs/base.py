@@ -174,6 +174,8 @@ class Codec(NamedTuple):
     """Whether fp32 values come out as they went in, bit for bit."""
     has_feedback: bool = False
     """Whether it keeps a residual: what it did not send now, it sends later."""
+    encode_owing: Callable[[Tensor, Tensor | None], tuple[memoryview, Tensor | None]] | None = None
+    """`encode_tensor` with error feedback, where that can be had in the same pass."""
     mask_bits: int = 0
     """Of a value under masks, which only the sum of all sites is free of; 0 without masks."""
 
@@ -278,6 +280,8 @@ def with_feedback(codec: Codec) -> Codec:
     """
     if codec.is_exact or codec.has_feedback:
         return codec
+    if codec.encode_owing:
+        return codec._replace(encode_tensor=codec.encode_owing, has_feedback=True)
 
     def encode(value: Tensor, residual: Tensor | None) -> tuple[memoryview, Tensor | None]:
         owed = value.detach().to(torch.float32, copy=True).contiguous()
