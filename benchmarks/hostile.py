@@ -35,10 +35,12 @@ class Case(NamedTuple):
     messages: int
     streams: int = 0
     connections: int = 0
+    words: tuple[str, ...] = ()
 
 
 CASES = (
     Case("messages", 10**9),
+    Case("messages under masks", 10**9, words=("codec.up=masked4",)),
     Case("1,000 streams", 0, streams=1000),
     Case("10,000 silent connections", 0, connections=10_000),
     Case("all", 10**9, 1000, 10_000),
@@ -55,7 +57,8 @@ def cases(args: argparse.Namespace) -> Mapping[str, Case]:
 
 def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     steps = args.steps // (10 if args.quick else 1)
-    before, now = _run(Case("", 0), steps, seed), _run(case, steps, seed)
+    before = _run(Case("", 0, words=case.words), steps, seed)
+    now = _run(case, steps, seed)
     found = now.parties[HOSTILE]
     refusals = [row for row in now.journal if row["event"] == "rejected"]
     return {
@@ -78,7 +81,8 @@ def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
 def _run(case: Case, steps: int, seed: int) -> FleetRun:
     words = [f"steps={steps}", f"h={H}", f"seed={seed}", "workload=gan", "sites=3", "threads=1"]
     words += ["round.quorum=2", "round.patience_s=20", "eval.every=0", "eval.first=false"]
-    return run_fleet(words, others={HOSTILE: ("hostile_site", *case[1:])})
+    told = case.messages, case.streams, case.connections
+    return run_fleet([*words, *case.words], others={HOSTILE: ("hostile_site", *told)})
 
 
 def _round_s(run: FleetRun) -> float:

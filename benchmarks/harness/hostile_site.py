@@ -38,12 +38,15 @@ from google.protobuf.message import Message
 from benchmarks.harness.fleet import save_json
 from benchmarks.harness.party import await_ticket, greeting
 from fedwan.codecs import fp32
+from fedwan.config import MASKED, from_json, site_names
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.framing import Chunk, Part
 from fedwan.link.rpc import ByteCounter, Stub
 from fedwan.link.tls import Identity
 from fedwan.protocol.rounds import HOPELESS_ROUNDS
+from fedwan.site.masker import Masker
 
+CALLS = ("Control", "Download", "Join", "Leave", "Report", "Unmask", "Upload")
 THREADS = 4
 REJOIN_S = 1.0
 TIMEOUT_S = 30.0
@@ -79,8 +82,8 @@ def spoil(rng: random.Random, message: Any) -> Any:
             for _ in range(rng.choice((1, 3, 70))):
                 value[rng.choice(FIGURES) + str(rng.randint(0, 99))] = _double(rng)
         elif field.is_repeated:
-            count = rng.choice((1, 100, 100_000))
-            value.extend(rng.choice(INTEGERS) & MASKS[Field.TYPE_UINT32] for _ in range(count))
+            count = rng.choice((1, 100, 100_000) if field.type in MASKS else (1, 3, 100))
+            value.extend(_scalar(rng, field) for _ in range(count))
         else:
             setattr(message, field.name, _scalar(rng, field))
     return message
@@ -128,6 +131,12 @@ class HostileSite:
         self._hello, replica = greeting(self._ticket)
         self._hello.site = name
         self._run_id = self._hello.run_id
+        config = from_json(self._ticket["config"])
+        if config.codec.up in MASKED:
+            (own := folder / f"{name} masks").mkdir()
+            names = site_names(config)
+            masker = Masker(self._identity, self._run_id, names, config.round.quorum, own)
+            self._hello.card.CopyFrom(masker.card())
         values = {
             name: torch.full(spec.shape, float("nan") if spec.dtype.is_floating_point else 0)
             for name, spec in replica.layout.items()
@@ -220,6 +229,11 @@ class HostileSite:
                     run_id=self._run_id, version=self._version, figures_json=figures
                 )
                 stub.Report(spoil(rng, report), timeout=TIMEOUT_S)
+            elif name == "Unmask":
+                answer = wire.Unmasked(
+                    version=self._version, signature=bytes(64), shares=[bytes(16)] * 2
+                )
+                stub.Unmask(spoil(rng, answer), timeout=TIMEOUT_S)
             elif name == "Leave":
                 stub.Leave(spoil(rng, wire.Farewell(session=uuid.uuid4().hex)), timeout=TIMEOUT_S)
             elif name == "Download":
@@ -231,7 +245,7 @@ class HostileSite:
                 next(stub.Control(iter([signal]), timeout=TIMEOUT_S))
 
         for _ in range(messages):
-            name = rng.choice(("Control", "Download", "Join", "Leave", "Report", "Upload"))
+            name = rng.choice(CALLS)
             try:
                 send(name)
                 answer = "OK"
