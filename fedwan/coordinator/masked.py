@@ -7,7 +7,8 @@ false share is found out, and others' are taken.
 Every site's keys come with its Join, and all of them with the answer; `Masking` holds what a
 coordinator keeps of it.
 
-Memory: one accumulator of the fragment's values, a byte each up to 8 bits on the wire, else two.
+Memory: one accumulator of the fragment's values, a byte each up to 8 bits on the wire, else two; as
+much is written to disk each round.
 """
 
 from __future__ import annotations

@@ -85,6 +85,7 @@ class Rounds(Generic[C, U]):
         self._whole: list[dict[tuple[int, str], C]] = [{} for _ in fragments]
         """By version and site, in the order in which they became whole."""
         self._closed: dict[int, Sequence[Merge[C]]] = {}
+        """By fragment, what its next round is made of, where an earlier start has closed it."""
         self._updates: list[dict[int, U]] = [{} for _ in fragments]
         self._holders: list[set[str]] = [set() for _ in fragments]
         """Sites that are known to hold the update that is out."""
@@ -208,7 +209,7 @@ class Rounds(Generic[C, U]):
         return self.round
 
     def close_again(self, fragment: int, merged: Sequence[Merge[C]]) -> None:
-        """The next round of a fragment was closed by an earlier start, and is made of these."""
+        """The next round of a fragment was closed by an earlier start, with these."""
         self._closed[fragment] = merged
         for key, contribution, _, _ in merged:
             self._whole[fragment][key.version, key.site] = contribution
