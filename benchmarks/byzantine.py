@@ -74,9 +74,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="of each site")
 
 
-def cases(args: argparse.Namespace) -> dict[str, Case]:
+def cases(args: argparse.Namespace) -> list[Case]:
     every = itertools.product(("flow", "gan"), STRATEGIES, SITES, ("none", *ATTACKS), MERGES)
-    return {str(case): case for case in itertools.starmap(Case, every) if _makes_sense(case)}
+    return [case for case in itertools.starmap(Case, every) if _makes_sense(case)]
 
 
 def _makes_sense(case: Case) -> bool:

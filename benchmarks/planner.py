@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from benchmarks import timed
@@ -33,8 +33,8 @@ LINKS = ((50.0, 40.0, 0.0), (200.0, 100.0, 0.0), (400.0, 60.0, 0.0005))
 TOLERANCE = 0.15
 
 
-def cases(args: argparse.Namespace) -> Mapping[str, Case]:
-    found: list[Case] = []
+def cases(args: argparse.Namespace) -> list[Case]:
+    found = []
     for rate, rtt, loss in LINKS[1:2] if args.quick else LINKS:
         on = {"rate_mbit": rate, "rtt_ms": rtt, "loss": loss}
         found += [
@@ -43,7 +43,7 @@ def cases(args: argparse.Namespace) -> Mapping[str, Case]:
             Case("diloco", "int4", 50, 2, rounds=5, skipped=1, **on),
             Case("diloco", "bf16", 20, 2, rounds=5, skipped=1, **on),
         ]
-    return {str(case): case for case in found}
+    return found
 
 
 def predict(case: Case, layout: Layout) -> float:

@@ -130,7 +130,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     links = ["loopback", "200 Mbit/s, 100 ms"] if args.quick else list(LINKS)
-    for workload in select({name: name for name in args.workloads.split(",")}, args.only):
+    for workload in select(args.workloads.split(","), args.only):
         for seed in seeds_of(args, quick=args.seeds):
             steps = args.steps or (QUICK_STEPS if args.quick else STEPS)[workload]
             yield from compare(workload, seed, steps, links)

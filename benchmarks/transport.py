@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.harness.ends import Ends, opened, tcp_mbit
@@ -86,12 +85,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--way", choices=["up", "down"], default="up")
 
 
-def cases(args: argparse.Namespace) -> Mapping[str, Case]:
+def cases(args: argparse.Namespace) -> list[Case]:
     seconds, repeats = (4, 1) if args.quick else (8, 3)
-    found = [
+    return [
         Case(link, cc, args.way, args.seconds or seconds, repeats)
         for rate in args.rate_mbit
         for link in [WanLink(rate, RTT_MS, loss / 100) for loss in args.loss]
         for cc in args.cc
     ]
-    return {str(case): case for case in found}

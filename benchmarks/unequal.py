@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.harness.simulated import describe, run_simulated
@@ -35,10 +35,6 @@ COLUMNS = "seed steps samples slow_factor step_s wall_s fd fd_floor staleness".s
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", choices=STEPS, default="flow")
-
-
-def cases(args: argparse.Namespace) -> Mapping[str, str]:
-    return {name: name for name in CASES}
 
 
 def measure_case(args: argparse.Namespace, case: str, seed: int) -> Row:
