@@ -27,14 +27,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness.simulated import evaluate, run_simulated
+from benchmarks.harness.simulated import evaluate, run_simulated, showing_average
 from benchmarks.harness.table import Row, mean_of, seeds_of, select, told
-from fedwan.app import load_workload
 from fedwan.config import Config
 from fedwan.data.shard import open_shard
 from fedwan.extras import require
-from fedwan.site.replica import Replica
-from fedwan.state import read_tensors, select_prefix
 from fedwan.workloads import flow
 from fedwan.workloads.base import Batch, share_above
 
@@ -65,7 +62,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         return
     rows: list[Row] = []
     for seed in seeds_of(args):
-        for name in select({name: name for name in CASES}, args.only):
+        for name in select(list(CASES), args.only):
             rows.append(train(args, name, seed))
             yield rows[-1]
     if args.plot:
@@ -96,15 +93,11 @@ def train(args: argparse.Namespace, name: str, seed: int) -> Row:
     }
 
 
-@torch.no_grad()
 def attack(config: Config, folder: Path) -> float:
     """How often a run's moving average fits a sample of its sites better than a held-out one."""
-    tensors, _ = read_tensors(folder / "checkpoint" / "coordinator.safetensors")
-    workload = load_workload(config.workload).build(config, "cpu")
-    replica = Replica(workload.networks, workload.optimizers, config.inner, config.excluded)
     shards = [open_shard(config.data, i, config.sites, config.seed) for i in range(config.sites)]
     members = Batch(*map(torch.cat, zip(*(shard.train.batch for shard in shards), strict=True)))
-    with replica.showing(select_prefix("ema", tensors)):
+    with showing_average(config, folder) as workload:
         others, own = (losses(workload, batch) for batch in (shards[0].held_out, members))
     return float(share_above(others, own))
 
