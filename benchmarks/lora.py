@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from benchmarks.harness.table import Row, columns_of, told
+from benchmarks.harness.table import Row, columns_of, means
 from fedwan.app import load_run, load_workload
 from fedwan.data import open_shard
 from fedwan.data.toys import listed_emoji, load_emoji
@@ -110,13 +110,7 @@ def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
 
 
 def summarise(rows: Sequence[Row]) -> Iterator[str]:
-    for split in dict.fromkeys(row["split"] for row in rows):
-        for way in dict.fromkeys(row["way"] for row in rows):
-            wanted = {"split": split, "way": way}
-            yield (
-                f"{split:>9} {way:>9}: loss {told(rows, 'loss', **wanted)}, "
-                f"accuracy {told(rows, 'accuracy', **wanted)}"
-            )
+    return means(rows, "split way", "loss accuracy")
 
 
 # One run -----------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.simulated import evaluate, run_simulated, showing_average
-from benchmarks.harness.table import Row, mean_of, seeds_of, select, told
+from benchmarks.harness.table import Row, mean_of, means, seeds_of, select
 from fedwan.config import Config
 from fedwan.data.shard import open_shard
 from fedwan.extras import require
@@ -51,7 +51,6 @@ DELTA = 1e-5
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--clip", type=float, default=CLIP, help="privacy.clip")
     parser.add_argument("--accountant", action="store_true", help="epsilon beside published ones")
     parser.add_argument("--plot", type=Path, help="draw quality and attack over epsilon")
 
@@ -74,7 +73,7 @@ def train(args: argparse.Namespace, name: str, seed: int) -> Row:
     epsilon = CASES[name]
     words = ["workload=flow", "sites=2", f"seed={seed}", "eval.every=0"]
     words += PRIVATE if epsilon >= 0 else []
-    words += [f"privacy.epsilon={epsilon}", f"privacy.clip={args.clip}"] if epsilon > 0 else []
+    words += [f"privacy.epsilon={epsilon}", f"privacy.clip={CLIP}"] if epsilon > 0 else []
     words += ["steps=40"] if args.quick else []
     with tempfile.TemporaryDirectory() as made:
         config, run = run_simulated(words, folder=Path(made))
@@ -83,7 +82,7 @@ def train(args: argparse.Namespace, name: str, seed: int) -> Row:
     return {
         "case": name,
         "epsilon": epsilon if epsilon > 0 else None,
-        "clip": args.clip if epsilon > 0 else None,
+        "clip": CLIP if epsilon > 0 else None,
         "steps": config.steps,
         "seed": seed,
         "fd": round(fmean(one["fd"] for one in found), 3),
@@ -133,8 +132,7 @@ def accounted(name: str, rate: float, noise: float, steps: int, published: float
 
 
 def summarise(rows: Sequence[Row]) -> Iterator[str]:
-    for name in dict.fromkeys(row["case"] for row in rows if "case" in row):
-        yield f"{name}: fd {told(rows, 'fd', case=name)}, auc {told(rows, 'auc', case=name)}"
+    return means((row for row in rows if "case" in row), "case", "fd auc")
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:

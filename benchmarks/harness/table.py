@@ -104,6 +104,21 @@ def select(cases: Mapping[str, Case] | Iterable[Case], text: str) -> list[Case]:
     return found
 
 
+def grouped(rows: Iterable[Row], names: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Rows by what they have in some columns, by the columns' names in one text."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names.split()), []).append(row)
+    return groups
+
+
+def means(rows: Iterable[Row], names: str, figures: str) -> Iterator[str]:
+    """A line for each group: means of figures over seeds, with their 95 % intervals."""
+    for key, group in grouped(rows, names).items():
+        texts = (f"{figure} {told(group, figure)}" for figure in figures.split())
+        yield f"{', '.join(map(str, key))}: {', '.join(texts)}"
+
+
 def mean_of(rows: Sequence[Row], key: str, **wanted: object) -> float:
     """Mean over the rows that have all these values; NaN if there is none."""
     values = values_of(rows, key, **wanted)
