@@ -52,7 +52,7 @@ def measure_case(args: argparse.Namespace, case: str, seed: int) -> Row:
     if case == "dropouts":
         return measure_dropouts(300 if args.quick else 10_000)
     values = pix2pix_delta("cpu")
-    layout = pix2pix_layout(64)
+    layout = pix2pix_layout()
     if case == "flower":
         cost = measure_flower([values[name].numpy() for name in layout])
     else:

@@ -27,7 +27,6 @@ from fedwan.planner.virtual import VirtualRun
 from fedwan.recipes import resolve_strategy
 from fedwan.state import Layout
 
-WIDTH = 64
 LINKS = ((50.0, 40.0, 0.0), (200.0, 100.0, 0.0), (400.0, 60.0, 0.0005))
 """Mbit/s, ms, share lost."""
 TOLERANCE = 0.15
@@ -62,16 +61,12 @@ def predict(case: Case, layout: Layout) -> float:
     return course.utilisation(case.h * STEP_S, case.skipped, case.rounds - 1)
 
 
-def predict_pix2pix(case: Case) -> float:
-    return predict(case, pix2pix_layout(WIDTH))
-
-
 def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     """A row, predicted before it is measured."""
     # In a process of its own: one that has imported the strategies stays with their app, and what
     # is measured has a workload in an app of the benchmarks' own.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        predicted = pool.submit(predict_pix2pix, case).result()
+        predicted = pool.submit(predict, case, pix2pix_layout()).result()
     row = timed.measure_case(args, case, 0)
     return {
         **{key: row[key] for key in "strategy codec h rate_mbit rtt_ms loss".split()},
