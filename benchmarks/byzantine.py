@@ -25,14 +25,13 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import mean
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from benchmarks.harness.simulated import describe, run_simulated
-from benchmarks.harness.table import Row, columns_of, values_of
+from benchmarks.harness.table import Row, columns_of, means
 from fedwan.app import load_run, load_strategy
 from fedwan.codecs import fp32
 from fedwan.codecs.payload import Source
@@ -74,9 +73,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="of each site")
 
 
-def cases(args: argparse.Namespace) -> dict[str, Case]:
+def cases(args: argparse.Namespace) -> list[Case]:
     every = itertools.product(("flow", "gan"), STRATEGIES, SITES, ("none", *ATTACKS), MERGES)
-    return {str(case): case for case in itertools.starmap(Case, every) if _makes_sense(case)}
+    return [case for case in itertools.starmap(Case, every) if _makes_sense(case)]
 
 
 def _makes_sense(case: Case) -> bool:
@@ -114,21 +113,10 @@ def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
 
 
 def summarise(rows: Sequence[Row]) -> Iterator[str]:
-    """Mean distance by attack and merge."""
-    for key in dict.fromkeys((r["workload"], r["strategy"], r["sites"], r["bad"]) for r in rows):
-        workload, strategy, sites, bad = key
-        mine = [r for r in rows if (r["workload"], r["strategy"], r["sites"]) == key[:3]]
-        merges = list(dict.fromkeys(r["merge"] for r in mine))
-        yield f"{workload}, {strategy}, {bad} of {sites}: " + ", ".join(merges)
-        for attack in dict.fromkeys(r["attack"] for r in mine):
-            means = (_mean(values_of(mine, "fd", attack=attack, merge=m)) for m in merges)
-            yield f"  {attack}: " + ", ".join(means)
-
-
-def _mean(values: Sequence[float | None]) -> str:
-    whole = [value for value in values if value is not None]
-    ended = f" ({len(values) - len(whole)} ended)" if len(whole) < len(values) else ""
-    return f"{mean(whole):.2f}{ended}" if whole else "ended"
+    """Of runs that came to their end, and how many did not."""
+    whole = [row for row in rows if row["fd"] is not None]
+    yield from means(whole, "workload strategy bad sites attack merge", "fd")
+    yield f"{len(rows) - len(whole)} of {len(rows)} runs ended before"
 
 
 # What those that lie send ------------------------------------------------------------------------

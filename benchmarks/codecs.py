@@ -33,7 +33,7 @@ TARGETS = {"encode_mb_s": 500.0, "decode_mb_s": 1000.0}
 """That int8 and int4 must reach on one core."""
 
 
-def pix2pix_layout(width: int) -> Layout:
+def pix2pix_layout(width: int = 64) -> Layout:
     """The parameters of both networks; 64 is pix2pix's width."""
     with torch.device("meta"):
         return layout_of(pix2pix_like(width))
@@ -99,7 +99,7 @@ def measure_codec(codec: Codec, layout: Layout, values: State, passes: int) -> R
 def pix2pix_delta(device: str) -> State:
     tune_allocator()  # as the services do
     torch.set_num_threads(1)
-    return delta_like(pix2pix_layout(64), torch.device(device))
+    return delta_like(pix2pix_layout(), torch.device(device))
 
 
 def cases(args: argparse.Namespace) -> Mapping[str, tuple[Codec, str]]:
@@ -111,4 +111,4 @@ def cases(args: argparse.Namespace) -> Mapping[str, tuple[Codec, str]]:
 def measure_case(args: argparse.Namespace, case: tuple[Codec, str], seed: int) -> Row:
     codec, device = case
     passes = 3 if args.quick else 7
-    return measure_codec(codec, pix2pix_layout(64), pix2pix_delta(device), passes)
+    return measure_codec(codec, pix2pix_layout(), pix2pix_delta(device), passes)

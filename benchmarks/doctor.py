@@ -214,7 +214,7 @@ CASES = (
 )
 
 
-def run_case(case: Case, seed: int, rounds: int = ROUNDS, h: int = H) -> Row:
+def measure_case(args: object, case: Case, seed: int, rounds: int = ROUNDS, h: int = H) -> Row:
     """Train with the fault planted; what was told of it, as a row."""
     words = [f"workload={case.workload}", f"data.split={case.split}", "data.name=digits"]
     words += ["strategy=diloco", f"sites={SITES}", f"h={h}", f"steps={h * rounds}", f"seed={seed}"]
@@ -261,10 +261,6 @@ def run_case(case: Case, seed: int, rounds: int = ROUNDS, h: int = H) -> Row:
 def cases(args: argparse.Namespace) -> Mapping[str, Case]:
     wanted = [case for case in CASES if not args.quick or case.workload == "flow"]
     return {f"{case.fault.name} {case.workload} {case.split}": case for case in wanted}
-
-
-def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
-    return run_case(case, seed)
 
 
 def summarise(rows: Sequence[Row]) -> Iterator[str]:

@@ -23,19 +23,20 @@ Row: split way rank h seed loss untrained_loss accuracy real seconds
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from benchmarks.harness.table import Row, columns_of, told
+from benchmarks.harness.table import Row, columns_of, means
 from fedwan.app import load_run, load_workload
 from fedwan.data import open_shard
 from fedwan.data.toys import listed_emoji, load_emoji
@@ -68,25 +69,7 @@ def cases(args: argparse.Namespace) -> dict[str, Case]:
 
 def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     torch.set_num_threads(2)
-    return _row(args, _base(args.folder, args.quick), *_classifier(), case, seed)
-
-
-def summarise(rows: Sequence[Row]) -> Iterator[str]:
-    for split in dict.fromkeys(row["split"] for row in rows):
-        for way in dict.fromkeys(row["way"] for row in rows):
-            wanted = {"split": split, "way": way}
-            yield (
-                f"{split:>9} {way:>9}: loss {told(rows, 'loss', **wanted)}, "
-                f"accuracy {told(rows, 'accuracy', **wanted)}"
-            )
-
-
-# One run -----------------------------------------------------------------------------------------
-
-
-def _row(
-    args: argparse.Namespace, base: Path, classifier: nn.Module, real: float, case: Case, seed: int
-) -> Row:
+    base, (classifier, real) = _base(args.folder, args.quick), _classifier()
     started = time.monotonic()
     num = 1 if case.way == "one" else SITES
     words = [
@@ -124,6 +107,13 @@ def _row(
         "real": real,
         "seconds": time.monotonic() - started,
     }
+
+
+def summarise(rows: Sequence[Row]) -> Iterator[str]:
+    return means(rows, "split way", "loss accuracy")
+
+
+# One run -----------------------------------------------------------------------------------------
 
 
 def _choose(workload: Any, way: str, number: int) -> None:
@@ -171,23 +161,14 @@ class _Everything:
         self._shard = one.prepare(shard, args.folder / "encoded" / "all")
         self._table = one._table
         names = {e.name: e.group for e in listed_emoji()}
-        lines = (args.folder / "new" / "metadata.jsonl").read_text().splitlines()
-        texts = [json.loads(line)["text"] for line in lines]
-        order = {text: names[text] for text in texts}
-        numbers: dict[int, int] = {}
-        for place in range(len(shard.train)):
-            number = int(self._shard.train[place].y)
-            if number not in numbers:
-                numbers[number] = order[shard.train[place]["caption"]]
-        self._groups = numbers
+        self._groups = {
+            int(self._shard.train[place].y): names[shard.train[place]["caption"]]
+            for place in range(len(shard.train))
+        }
+        """By number of a caption."""
 
-    @contextlib.contextmanager
-    def _lent(self, workload: Any) -> Iterator[None]:
-        kept, workload._table = workload._table, self._table
-        try:
-            yield
-        finally:
-            workload._table = kept
+    def _lent(self, workload: Any) -> AbstractContextManager[object]:
+        return mock.patch.object(workload, "_table", self._table)
 
     @torch.no_grad()
     def loss(self, workload: Any) -> float:
@@ -230,17 +211,9 @@ def _base(folder: Path, quick: bool) -> Path:
     _write(folder / "old", lambda one: one.group not in NEW)
     _pipeline(folder / "raw", 100 if quick else 1500)
     words = [*_WORDS, f"model.path={folder / 'raw'}", f"data.path={folder / 'old'}"]
-    words += [
-        "model.lora=0",
-        "inner.denoiser.lr=1e-3",
-        "strategy=local_sgd",
-        "eval.every=0",
-        "eval.num=12",
-        "model.guidance=1",
-    ]
-    steps = 50 if quick else 2000
-    config = load_run(None, [*words, f"steps={steps}", "h=50", "model.min_snr=5"])
-    simulate(config, folder / "run")
+    words += f"strategy=local_sgd h=50 steps={50 if quick else 2000} inner.denoiser.lr=1e-3".split()
+    words += "model.lora=0 model.guidance=1 model.min_snr=5 eval.every=0 eval.num=12".split()
+    simulate(load_run(None, words), folder / "run")
     trained: Any = load(folder / "run").workload()
     trained.save_pretrained(folder / "base")
     return folder / "base"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from benchmarks import timed
@@ -27,14 +27,13 @@ from fedwan.planner.virtual import VirtualRun
 from fedwan.recipes import resolve_strategy
 from fedwan.state import Layout
 
-WIDTH = 64
 LINKS = ((50.0, 40.0, 0.0), (200.0, 100.0, 0.0), (400.0, 60.0, 0.0005))
 """Mbit/s, ms, share lost."""
 TOLERANCE = 0.15
 
 
-def cases(args: argparse.Namespace) -> Mapping[str, Case]:
-    found: list[Case] = []
+def cases(args: argparse.Namespace) -> list[Case]:
+    found = []
     for rate, rtt, loss in LINKS[1:2] if args.quick else LINKS:
         on = {"rate_mbit": rate, "rtt_ms": rtt, "loss": loss}
         found += [
@@ -43,7 +42,7 @@ def cases(args: argparse.Namespace) -> Mapping[str, Case]:
             Case("diloco", "int4", 50, 2, rounds=5, skipped=1, **on),
             Case("diloco", "bf16", 20, 2, rounds=5, skipped=1, **on),
         ]
-    return {str(case): case for case in found}
+    return found
 
 
 def predict(case: Case, layout: Layout) -> float:
@@ -62,16 +61,12 @@ def predict(case: Case, layout: Layout) -> float:
     return course.utilisation(case.h * STEP_S, case.skipped, case.rounds - 1)
 
 
-def predict_pix2pix(case: Case) -> float:
-    return predict(case, pix2pix_layout(WIDTH))
-
-
 def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     """A row, predicted before it is measured."""
     # In a process of its own: one that has imported the strategies stays with their app, and what
     # is measured has a workload in an app of the benchmarks' own.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        predicted = pool.submit(predict_pix2pix, case).result()
+        predicted = pool.submit(predict, case, pix2pix_layout()).result()
     row = timed.measure_case(args, case, 0)
     return {
         **{key: row[key] for key in "strategy codec h rate_mbit rtt_ms loss".split()},

@@ -27,14 +27,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness.simulated import evaluate, run_simulated
-from benchmarks.harness.table import Row, mean_of, seeds_of, select, told
-from fedwan.app import load_workload
+from benchmarks.harness.simulated import evaluate, run_simulated, showing_average
+from benchmarks.harness.table import Row, mean_of, means, seeds_of, select
 from fedwan.config import Config
 from fedwan.data.shard import open_shard
 from fedwan.extras import require
-from fedwan.site.replica import Replica
-from fedwan.state import read_tensors, select_prefix
 from fedwan.workloads import flow
 from fedwan.workloads.base import Batch, share_above
 
@@ -54,7 +51,6 @@ DELTA = 1e-5
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--clip", type=float, default=CLIP, help="privacy.clip")
     parser.add_argument("--accountant", action="store_true", help="epsilon beside published ones")
     parser.add_argument("--plot", type=Path, help="draw quality and attack over epsilon")
 
@@ -65,7 +61,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         return
     rows: list[Row] = []
     for seed in seeds_of(args):
-        for name in select({name: name for name in CASES}, args.only):
+        for name in select(list(CASES), args.only):
             rows.append(train(args, name, seed))
             yield rows[-1]
     if args.plot:
@@ -77,7 +73,7 @@ def train(args: argparse.Namespace, name: str, seed: int) -> Row:
     epsilon = CASES[name]
     words = ["workload=flow", "sites=2", f"seed={seed}", "eval.every=0"]
     words += PRIVATE if epsilon >= 0 else []
-    words += [f"privacy.epsilon={epsilon}", f"privacy.clip={args.clip}"] if epsilon > 0 else []
+    words += [f"privacy.epsilon={epsilon}", f"privacy.clip={CLIP}"] if epsilon > 0 else []
     words += ["steps=40"] if args.quick else []
     with tempfile.TemporaryDirectory() as made:
         config, run = run_simulated(words, folder=Path(made))
@@ -86,7 +82,7 @@ def train(args: argparse.Namespace, name: str, seed: int) -> Row:
     return {
         "case": name,
         "epsilon": epsilon if epsilon > 0 else None,
-        "clip": args.clip if epsilon > 0 else None,
+        "clip": CLIP if epsilon > 0 else None,
         "steps": config.steps,
         "seed": seed,
         "fd": round(fmean(one["fd"] for one in found), 3),
@@ -96,15 +92,11 @@ def train(args: argparse.Namespace, name: str, seed: int) -> Row:
     }
 
 
-@torch.no_grad()
 def attack(config: Config, folder: Path) -> float:
     """How often a run's moving average fits a sample of its sites better than a held-out one."""
-    tensors, _ = read_tensors(folder / "checkpoint" / "coordinator.safetensors")
-    workload = load_workload(config.workload).build(config, "cpu")
-    replica = Replica(workload.networks, workload.optimizers, config.inner, config.excluded)
     shards = [open_shard(config.data, i, config.sites, config.seed) for i in range(config.sites)]
     members = Batch(*map(torch.cat, zip(*(shard.train.batch for shard in shards), strict=True)))
-    with replica.showing(select_prefix("ema", tensors)):
+    with showing_average(config, folder) as workload:
         others, own = (losses(workload, batch) for batch in (shards[0].held_out, members))
     return float(share_above(others, own))
 
@@ -140,8 +132,7 @@ def accounted(name: str, rate: float, noise: float, steps: int, published: float
 
 
 def summarise(rows: Sequence[Row]) -> Iterator[str]:
-    for name in dict.fromkeys(row["case"] for row in rows if "case" in row):
-        yield f"{name}: fd {told(rows, 'fd', case=name)}, auc {told(rows, 'auc', case=name)}"
+    return means((row for row in rows if "case" in row), "case", "fd auc")
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:

@@ -27,6 +27,7 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +41,6 @@ from benchmarks.harness.table import (
     select,
 )
 from fedwan.app import load_run
-from fedwan.config import dump
 from fedwan.data.sources import find_source
 
 INT4 = ("codec.up=int4", "codec.down=int4")
@@ -168,8 +168,7 @@ class Runs:
             taught = ["workload=flow", "data.name=digits", "sites=4", "h=20", f"seed={seed}"]
             steps = max(1, round(share * 4000 / 20)) * 20
             with tempfile.TemporaryDirectory() as made:
-                config, _ = run_simulated([*taught, f"steps={steps}"], folder=Path(made))
-                dump(config, Path(made) / "config.yaml")
+                run_simulated([*taught, f"steps={steps}"], folder=Path(made))
                 shutil.copytree(made, folder)
         return [word.replace(TEACHER, str(folder)) for word in words]
 
@@ -191,9 +190,11 @@ def train(words: Sequence[str]) -> Outcome:
 
 def compare(case: Case, runs: Runs, seeds: Sequence[int], share: float) -> Row:
     """A case and its synchronous twin, over seeds, as a row."""
-    ours = _Figures([runs.outcome(case.words(False), seed, share) for seed in seeds])
-    sync = _Figures([runs.outcome(case.words(True), seed, share) for seed in seeds])
-    fds, sync_fds, modes = ours["fd"], sync["fd"], ours["modes"]
+    ours, sync = (
+        partial(_figures, [runs.outcome(case.words(is_sync), seed, share) for seed in seeds])
+        for is_sync in (False, True)
+    )
+    fds, sync_fds, modes = ours("fd"), sync("fd"), ours("modes")
     is_spread = len(fds) > 1
     return {
         "workload": case.workload + _told(case),
@@ -204,7 +205,7 @@ def compare(case: Case, runs: Runs, seeds: Sequence[int], share: float) -> Row:
         "fd_mean": _mean(fds),
         "fd_sd": _short(statistics.stdev(fds)) if is_spread else 0.0,
         "fd_half_interval": _short(half_interval(fds)) if is_spread else None,
-        "fd_floor": _short(ours["fd_floor"][0]),
+        "fd_floor": _short(ours("fd_floor")[0]),
         "sync_fd_mean": _mean(sync_fds),
         "sync_fd_sd": _short(statistics.stdev(sync_fds)) if is_spread else 0.0,
         "ratio": _ratio(fds, sync_fds),
@@ -214,24 +215,19 @@ def compare(case: Case, runs: Runs, seeds: Sequence[int], share: float) -> Row:
         "with_all_modes": f"{modes.count(find_source(case.data).num_classes)} of {len(modes)}"
         if modes
         else None,
-        "good": _mean(ours["good"]),
-        "sync_good": _mean(sync["good"]),
-        "bytes_per_step": round(statistics.mean(ours["bytes_per_step"])),
-        "sync_bytes_per_step": round(statistics.mean(sync["bytes_per_step"])),
-        "l1_ratio": _ratio(ours["l1"], sync["l1"]),
-        "teacher_ratio": _ratio(fds, ours["teacher_fd"]),
-        "sync_teacher_ratio": _ratio(sync_fds, sync["teacher_fd"]),
+        "good": _mean(ours("good")),
+        "sync_good": _mean(sync("good")),
+        "bytes_per_step": round(statistics.mean(ours("bytes_per_step"))),
+        "sync_bytes_per_step": round(statistics.mean(sync("bytes_per_step"))),
+        "l1_ratio": _ratio(ours("l1"), sync("l1")),
+        "teacher_ratio": _ratio(fds, ours("teacher_fd")),
+        "sync_teacher_ratio": _ratio(sync_fds, sync("teacher_fd")),
     }
 
 
-class _Figures:
-    """Of runs with several seeds; a figure that they do not have is an empty list."""
-
-    def __init__(self, runs: Sequence[Outcome]) -> None:
-        self._runs = runs
-
-    def __getitem__(self, name: str) -> list[Any]:
-        return [value for run in self._runs if (value := run.get(name)) is not None]
+def _figures(runs: Sequence[Outcome], name: str) -> list[Any]:
+    """Of runs with several seeds; empty if they do not have it."""
+    return [value for run in runs if (value := run.get(name)) is not None]
 
 
 def _added(case: Case) -> str:
@@ -268,5 +264,5 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     seeds, share = seeds_of(args, quick=2), 0.05 if args.quick else args.share
     with tempfile.TemporaryDirectory() as made:
         runs = Runs(args.runs.with_suffix(".teachers") if args.runs else Path(made), args.runs)
-        for case in select({str(case): case for case in CASES}, args.only):
+        for case in select(CASES, args.only):
             yield compare(case, runs, seeds, share)

@@ -12,24 +12,19 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Mapping
 from itertools import pairwise
 
 from benchmarks.harness.fleet import run_fleet
 from benchmarks.harness.table import Row
 
 SITES = 2
-SIZES = {1_000: 300, 200_000_000: 12}
+CASES = {1_000: 300, 200_000_000: 12}
 """Payload bytes -> rounds."""
 WARM_UP = 3
 
 
-def cases(args: argparse.Namespace) -> Mapping[str, int]:
-    return {str(size): size for size in SIZES}
-
-
 def measure_case(args: argparse.Namespace, payload_bytes: int, seed: int) -> Row:
-    rounds = SIZES[payload_bytes]
+    rounds = CASES[payload_bytes]
     rounds = max(8, rounds // 4) if args.quick else rounds
     words = ["workload=weights", f"model.num_bytes={payload_bytes}", "strategy=diloco", "h=1"]
     words += [f"sites={SITES}", f"steps={rounds}", "eval.every=0"]

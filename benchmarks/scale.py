@@ -34,12 +34,8 @@ WARM_UP = 2
 """Of these, not measured."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--sites", type=int, nargs="+", help="numbers of sites")
-
-
 def cases(args: argparse.Namespace) -> Mapping[str, int]:
-    return {f"{num} sites": num for num in args.sites or ((4, 16) if args.quick else SIZES)}
+    return {f"{num} sites": num for num in ((4, 16) if args.quick else SIZES)}
 
 
 def measure_case(args: argparse.Namespace, sites: int, seed: int) -> Row:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -43,7 +42,7 @@ def _of_two(partition: str) -> Variant:
     return Variant(name, ("site.processes=2", f"site.partition={partition}"), times=2)
 
 
-VARIANTS = (
+CASES = (
     Variant("baseline"),
     *map(_of_two, ("none", "gradients", "weights")),
     Variant("AMP, bf16-mixed", ("site.precision=bf16-mixed",)),
@@ -54,10 +53,6 @@ VARIANTS = (
     ),
     Variant("recomputed blocks", ("site.recompute=true",)),
 )
-
-
-def cases(args: argparse.Namespace) -> Mapping[str, Variant]:
-    return {variant.name: variant for variant in VARIANTS}
 
 
 def measure_case(args: argparse.Namespace, variant: Variant, seed: int) -> Row:

@@ -27,7 +27,7 @@ from benchmarks.wan import BARE, WanLink
 SITES = 4
 SEEDS = 1
 STEPS = {"gan": 2800, "flow": 4000}
-QUICK_STEPS = {"gan": 400, "flow": 400}
+QUICK_STEPS = 400
 BOUNDED_ROUNDS = 120
 """Rounds of synchronous training on a link with a round trip."""
 QUALITY = 1.25
@@ -130,7 +130,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     links = ["loopback", "200 Mbit/s, 100 ms"] if args.quick else list(LINKS)
-    for workload in select({name: name for name in args.workloads.split(",")}, args.only):
+    for workload in select(args.workloads.split(","), args.only):
         for seed in seeds_of(args, quick=args.seeds):
-            steps = args.steps or (QUICK_STEPS if args.quick else STEPS)[workload]
+            steps = args.steps or (QUICK_STEPS if args.quick else STEPS[workload])
             yield from compare(workload, seed, steps, links)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from benchmarks.harness.fleet import FleetRun, linked, run_fleet
@@ -69,7 +68,7 @@ class Case:
         return words.split()
 
 
-def cases(args: argparse.Namespace) -> Mapping[str, Case]:
+def cases(args: argparse.Namespace) -> list[Case]:
     paced = ("streaming_diloco", "int4", 20, 2)
     first = [
         Case("streaming_diloco", "int4", 50, 4),
@@ -80,7 +79,7 @@ def cases(args: argparse.Namespace) -> Mapping[str, Case]:
         Case("sync", "fp32", 1, 4, rounds=4, skipped=1),
     ]
     if args.quick:
-        return {str(case): case for case in first}
+        return first
     whole = [
         Case("streaming_diloco", "fp32", 50, 2, rounds=5, skipped=2),
         Case("diloco", "fp32", 50, 2, rounds=4, skipped=1),
@@ -92,7 +91,7 @@ def cases(args: argparse.Namespace) -> Mapping[str, Case]:
     ]
     fast = replace(first[0], rate_mbit=1000.0, h=20, rounds=14)
     lossy = replace(first[0], rate_mbit=200.0, rtt_ms=150.0, loss=0.001)
-    return {str(case): case for case in (*first, *whole, fast, lossy)}
+    return [*first, *whole, fast, lossy]
 
 
 def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:

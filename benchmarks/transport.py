@@ -12,10 +12,10 @@ Row: link rate_mbit rtt_ms loss cc channels goodput_mbit tcp_mbit ratio emulatio
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from benchmarks.harness.ends import Ends, opened, tcp_mbit
 from benchmarks.harness.table import Row, columns_of
@@ -29,38 +29,35 @@ PAUSE_S = 1.2
 """Idle time before a transfer, as between two rounds."""
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     link: WanLink
     congestion: str
-    way: str
-    seconds: float
-    repeats: int
 
 
-def transfer(ends: Ends, case: Case, rate_mbit: float) -> tuple[float, int]:
+def transfer(ends: Ends, way: str, seconds: float, rate_mbit: float) -> tuple[float, int]:
     """Of so many seconds at a rate: the rate that it had, and its channels."""
     time.sleep(PAUSE_S)
-    num_bytes = int(case.seconds * rate_mbit * 1e6 / 8)
+    num_bytes = int(seconds * rate_mbit * 1e6 / 8)
     num_bytes = min(max(LEAST_BYTES, num_bytes), MAX_NOISE_BYTES)
-    ends.order(case.way, num_bytes)
-    seconds, channels, _ = ends.result()
-    return num_bytes * 8e-6 / seconds, channels
+    ends.order(way, num_bytes)
+    took_s, channels, _ = ends.result()
+    return num_bytes * 8e-6 / took_s, channels
 
 
 def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     ours: list[float] = []
     theirs: list[float] = []
+    seconds = args.seconds or (4 if args.quick else 8)
     with Star(1, case.link) as star, opened(star, case.congestion, packs=False) as ends:
         receiver, sender = star.coordinator, star.sites[0]
-        if case.way == "down":
+        if args.way == "down":
             receiver, sender = sender, receiver
         rate = case.link.rate_mbit / 4
         for _ in range(WARM_UPS):
-            rate, _ = transfer(ends, case, rate / 3)
-        for _ in range(case.repeats):
-            theirs.append(tcp_mbit(receiver, sender, case.seconds, 0, case.congestion))
-            rate, channels = transfer(ends, case, rate)
+            rate, _ = transfer(ends, args.way, seconds, rate / 3)
+        for _ in range(1 if args.quick else 3):
+            theirs.append(tcp_mbit(receiver, sender, seconds, 0, case.congestion))
+            rate, channels = transfer(ends, args.way, seconds, rate)
             ours.append(rate)
     goodput, tcp = statistics.median(ours), statistics.median(theirs)
     return {
@@ -72,7 +69,7 @@ def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
         "tcp_mbit": round(tcp, 1),
         "ratio": round(goodput / tcp, 3),
         "emulation": star.emulation,
-        "way": case.way,
+        "way": args.way,
         "all_goodput_mbit": [round(value, 1) for value in ours],
         "all_tcp_mbit": [round(value, 1) for value in theirs],
     }
@@ -86,12 +83,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--way", choices=["up", "down"], default="up")
 
 
-def cases(args: argparse.Namespace) -> Mapping[str, Case]:
-    seconds, repeats = (4, 1) if args.quick else (8, 3)
-    found = [
-        Case(link, cc, args.way, args.seconds or seconds, repeats)
-        for rate in args.rate_mbit
-        for link in [WanLink(rate, RTT_MS, loss / 100) for loss in args.loss]
-        for cc in args.cc
-    ]
-    return {str(case): case for case in found}
+def cases(args: argparse.Namespace) -> list[Case]:
+    losses = [loss / 100 for loss in args.loss]
+    links = [WanLink(rate, RTT_MS, loss) for rate in args.rate_mbit for loss in losses]
+    return list(itertools.starmap(Case, itertools.product(links, args.cc)))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.harness.simulated import describe, run_simulated
@@ -24,7 +24,7 @@ SLOW_FACTOR = 4
 SEEDS = 5
 STEP_S = 0.04
 """Of a fast site: what four sites on two cores can keep."""
-STEPS = {"flow": 1000, "gan": 700}
+STEPS = 1000
 CASES: dict[str, tuple[str, ...]] = {
     "diloco": ("strategy=diloco",),
     "diloco, steps by speed": ("strategy=diloco", "round.least_steps=1"),
@@ -33,17 +33,9 @@ CASES: dict[str, tuple[str, ...]] = {
 COLUMNS = "seed steps samples slow_factor step_s wall_s fd fd_floor staleness".split()
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workload", choices=STEPS, default="flow")
-
-
-def cases(args: argparse.Namespace) -> Mapping[str, str]:
-    return {name: name for name in CASES}
-
-
 def measure_case(args: argparse.Namespace, case: str, seed: int) -> Row:
-    steps = STEPS[args.workload] // (10 if args.quick else 1)
-    words = [f"workload={args.workload}", "sites=4", f"seed={seed}", f"steps={steps}", "h=20"]
+    steps = STEPS // (10 if args.quick else 1)
+    words = ["workload=flow", "sites=4", f"seed={seed}", f"steps={steps}", "h=20"]
 
     def paced(index: int, workload: Any) -> Any:
         step, step_s = workload.step, STEP_S if index else SLOW_FACTOR * STEP_S
@@ -61,7 +53,7 @@ def measure_case(args: argparse.Namespace, case: str, seed: int) -> Row:
     row = describe(*run_simulated([*words, *CASES[case]], paced))
     row["wall_s"] = round(time.monotonic() - began, 1)
     row |= {"slow_factor": SLOW_FACTOR, "step_s": STEP_S}
-    return {"workload": args.workload, "strategy": case} | {key: row[key] for key in COLUMNS}
+    return {"workload": "flow", "strategy": case} | {key: row[key] for key in COLUMNS}
 
 
 def summarise(rows: Sequence[Row]) -> Iterator[str]:

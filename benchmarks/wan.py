@@ -36,12 +36,11 @@ import signal
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Self
@@ -88,18 +87,6 @@ class WanLink:
             if not 0 <= (value := getattr(self, name)) < most:
                 raise UserError(f"{name} = {value:g} is no link's; choose 0 to {most:g}")
 
-    @property
-    def shape(self) -> dict[str, float]:
-        """What a `Direction` takes; its queue holds what is sent in a round trip."""
-        bytes_per_s, rtt_s = self.rate_mbit * 1e6 / 8, self.rtt_ms / 1e3
-        queue_bytes = max(LEAST_QUEUE_BYTES, bytes_per_s * rtt_s)
-        return {
-            "bytes_per_s": bytes_per_s,
-            "delay_s": rtt_s / 2,
-            "loss": self.loss,
-            "queue_bytes": queue_bytes,
-        }
-
 
 BARE = WanLink(rate_mbit=0, rtt_ms=0)
 """No wide area: bare links between the same namespaces, which carry all they can."""
@@ -137,11 +124,10 @@ class Star:
         self._places = [self.coordinator, *self.sites]
         self._plan = {
             "places": [(place.name, place.address) for place in self._places],
-            "shape": None if link == BARE else link.shape,
+            "link": asdict(link),
             "congestion": congestion,
         }
         self._child: subprocess.Popen[str]
-        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         if (reason := available()) is not None:
@@ -176,13 +162,12 @@ class Star:
         finally:
             self._child.send_signal(signal.SIGCONT)
 
-    def counts(self, site: int) -> dict[str, dict[str, int]]:
-        """Packets and bytes carried, and packets dropped by cause, `up` and `down`."""
-        with self._lock:
-            with suppress(OSError):
-                print(site, file=self._child.stdin, flush=True)
-            counts: dict[str, dict[str, int]] = json.loads(self._read())
-            return counts
+    def carried(self) -> list[list[int]]:
+        """Bytes until now, by site: up and down."""
+        with suppress(OSError):
+            print(file=self._child.stdin, flush=True)
+        counts: list[list[int]] = json.loads(self._read())
+        return counts
 
     def _read(self) -> str:
         if not (line := self._child.stdout.readline()):
@@ -283,36 +268,27 @@ BATCH = 64
 
 
 class Direction:
-    """One way of a link.
+    """One way of a link, whose queue holds what is sent in a round trip.
 
     Args:
         send: writes a packet to the far end's device.
         seed: of the losses.
-        bytes_per_s: of the transmitter; 0 does not limit.
-        delay_s: of the wire.
-        loss: share of the segments.
-        queue_bytes: in front of the transmitter.
+        link: whose way it is.
     """
 
-    def __init__(
-        self,
-        send: Callable[[bytes], Any],
-        seed: int,
-        bytes_per_s: float,
-        delay_s: float,
-        loss: float,
-        queue_bytes: float,
-    ) -> None:
+    def __init__(self, send: Callable[[bytes], Any], seed: int, link: WanLink) -> None:
+        bytes_per_s, rtt_s = link.rate_mbit * 1e6 / 8, link.rtt_ms / 1e3
         self._send = send
         self._random = random.Random(seed)
         self._queue: deque[tuple[float, bytes]] = deque()
         self._free_at = 0.0  # when the transmitter has sent all that it has
         self._seconds_per_byte = 1 / bytes_per_s if bytes_per_s else 0.0
-        self._queue_s = queue_bytes * self._seconds_per_byte
-        self._delay_s = delay_s
-        self._log_kept = math.log1p(-loss) if loss else 0.0
+        self._queue_s = max(LEAST_QUEUE_BYTES, bytes_per_s * rtt_s) * self._seconds_per_byte
+        self._delay_s = rtt_s / 2
+        self._log_kept = math.log1p(-link.loss) if link.loss else 0.0
         self._until_loss = self._draw()
-        self.counts = {"packets": 0, "bytes": 0, "lost": 0, "queue_dropped": 0}
+        self.num_bytes = 0
+        """That have left the transmitter, or will."""
 
     def _draw(self) -> float:
         """Segments that pass before the next one is lost: geometric."""
@@ -323,21 +299,18 @@ class Direction:
     def accept(self, packet: bytes, now: float) -> None:
         """Queue a packet, or what the queue has room for and the wire does not lose."""
         num = num_segments(packet)
-        counts = self.counts
         duration = wire_bytes(packet) * self._seconds_per_byte
         backlog = self._free_at - now
         if backlog <= 0:
             self._free_at = now
         elif backlog + duration > self._queue_s:
             fitting = max(0, int((self._queue_s - backlog) / duration * num))
-            counts["queue_dropped"] += num - fitting
             if not fitting:
                 return
             packet, num = cut(packet, 0, fitting), fitting
             duration = wire_bytes(packet) * self._seconds_per_byte
         self._free_at += duration
-        counts["packets"] += num
-        counts["bytes"] += wire_bytes(packet)
+        self.num_bytes += wire_bytes(packet)
         lost = self._lose(num)
         for part in keep(packet, lost) if lost else (packet,):
             self._queue.append((self._free_at + self._delay_s, part))
@@ -349,7 +322,6 @@ class Direction:
             lost.append(int(self._until_loss))
             self._until_loss += 1 + self._draw()
         self._until_loss -= num
-        self.counts["lost"] += len(lost)
         return lost
 
     def deliver(self, until: float) -> None:
@@ -369,26 +341,25 @@ class Wire:
 
     def __init__(self) -> None:
         self._by_device: dict[int, Direction] = {}
-        self._links: list[Callable[[], dict[str, Any]]] = []
+        self._links: list[Callable[[], list[int]]] = []
+        """Bytes carried by each, up and down."""
 
-    def add(self, ends: Sequence[tuple[str, str]], shape: Mapping[str, float] | None) -> None:
-        """A link between the coordinator's device and a site's; without a shape a bare one."""
-        if shape is None:
+    def add(self, ends: Sequence[tuple[str, str]], link: WanLink) -> None:
+        """A link between the coordinator's device and a site's."""
+        if link == BARE:
             (hub, device), (site, peer) = ends
             far = ["peer", "name", peer, "netns", site]
             ip("-n", hub, "link", "add", device, "type", "veth", *far)
-            self._links.append(partial(_bare_counts, ends))
+            self._links.append(partial(_bare_bytes, hub, device))
             return
-        near, far_end = (_open_tun(*end) for end in ends)
-        counts = []
-        for source, target in ((near, far_end), (far_end, near)):
-            send, seed = partial(os.write, target), len(self._by_device)
-            self._by_device[source] = Direction(send, seed, **shape)
-            counts.append(self._by_device[source].counts)
-        self._links.append(lambda: dict(zip(("down", "up"), counts, strict=True)))
+        near, far = (_open_tun(*end) for end in ends)
+        seed = len(self._by_device)
+        down = self._by_device[near] = Direction(partial(os.write, far), seed, link)
+        up = self._by_device[far] = Direction(partial(os.write, near), seed + 1, link)
+        self._links.append(lambda: [up.num_bytes, down.num_bytes])
 
     def run(self) -> None:
-        """Until standard input ends; each of its lines, a link's number, is answered by counts."""
+        """Until standard input ends; each of its lines is answered by the bytes carried."""
         directions = self._by_device
         while True:
             now = time.monotonic()
@@ -399,9 +370,8 @@ class Wire:
             for device in readable:
                 if device:
                     self._read(device)
-                elif lines := os.read(0, 1 << 16).split():
-                    for line in lines:
-                        print(json.dumps(self._links[int(line)]()), flush=True)
+                elif os.read(0, 1 << 16):
+                    print(json.dumps([count() for count in self._links]), flush=True)
                 else:
                     return
             now = time.monotonic()
@@ -415,13 +385,10 @@ class Wire:
                 self._by_device[device].accept(os.read(device, MAX_PACKET), now)
 
 
-def _bare_counts(ends: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def _bare_bytes(hub: str, device: str) -> list[int]:
     """Super-packets count as one, with one header."""
-    counts = {}
-    for way, (name, device) in zip(("down", "up"), ends, strict=True):
-        (row,) = json.loads(ip("-n", name, "-s", "-j", "link", "show", "dev", device))
-        counts[way] = {key: row["stats64"]["tx"][key] for key in ("packets", "bytes")}
-    return counts
+    (row,) = json.loads(ip("-n", hub, "-s", "-j", "link", "show", "dev", device))
+    return [row["stats64"][way]["bytes"] for way in ("rx", "tx")]
 
 
 def _open_tun(namespace: str, name: str) -> int:
@@ -465,10 +432,7 @@ def ip(*words: str) -> str:
 
 
 def build(
-    wire: Wire,
-    places: Sequence[tuple[str, str]],
-    shape: Mapping[str, float] | None,
-    congestion: str,
+    wire: Wire, places: Sequence[tuple[str, str]], link: Mapping[str, float], congestion: str
 ) -> None:
     """A star of (namespace, address), the coordinator's first, with a link for each site."""
     # A child of its own, since a namespace is entered by a process as a whole.
@@ -484,7 +448,7 @@ def build(
     for index, (name, own) in enumerate(sites):
         device = f"wan{index}"
         ends = ((hub, device), (name, "wan"))
-        wire.add(ends, shape)
+        wire.add(ends, WanLink(**link))
         for space, end in ends:
             ip("-n", space, "link", "set", end, "mtu", "1500", "txqueuelen", "10000", "up")
         ip("-n", name, "addr", "add", f"{own}/32", "dev", "wan")

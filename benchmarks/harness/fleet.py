@@ -29,6 +29,7 @@ from fedwan.errors import FedwanError
 from fedwan.link import pki
 from fedwan.output.journal import JOURNAL
 
+TIMEOUT_S = 3600.0
 COORDINATOR = "coordinator"
 ALL_SITES = "sites"
 """The role of a process that plays all of them."""
@@ -174,7 +175,6 @@ def linked(sites: int, link: WanLink) -> Iterator[tuple[Star | None, str, list[s
 def run_fleet(
     words: Sequence[str],
     star: Star | None = None,
-    timeout_s: float = 3600.0,
     others: Mapping[str, Sequence[object]] | None = None,
 ) -> FleetRun:
     """Train a run to its end, all in a folder that is removed afterwards.
@@ -182,7 +182,6 @@ def run_fleet(
     Args:
         words: settings, `key=value`; workloads may be those of `benchmarks/recipes`, too.
         star: where the parties live, coordinator and one place per site; loopback if left out.
-        timeout_s: after which all processes are ended.
         others: modules of the harness that play these sites, each with words of its own: one site,
             for as long as the run lasts, or `ALL_SITES` to their end. No star then.
     """
@@ -209,7 +208,7 @@ def run_fleet(
         for role, (player, *given) in others.items():
             command = module(f"harness.{player}", folder, role, *given)
             processes.append(Process(role, command, is_service=role != ALL_SITES))
-        run_processes(processes, folder, timeout_s)
+        run_processes(processes, folder, TIMEOUT_S)
         out = folder / "out"
         return FleetRun(
             config,

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from benchmarks.harness.fleet import save_json
@@ -61,7 +62,7 @@ class Host:
             self.num_bytes[version] += link.bytes_up + link.bytes_down
             self.channels = link.num_channels
             if self._num_updates % self.config.sites == 0:
-                cpu_s = _cpu_s(self._ticket["pid"])
+                cpu_s = sum(psutil.Process(self._ticket["pid"]).cpu_times()[:2])
                 self.marks.append((time.monotonic(), cpu_s, used()["cpu_s"]))
             self._num_updates += 1
 
@@ -99,12 +100,6 @@ class Host:
                 stub.report(self._num_rounds, '{"fd": 0.0, "fd_floor": 0.0}', b"")
         link.leave(wire.Farewell())
         link.close()
-
-
-def _cpu_s(pid: int) -> float:
-    """Processor seconds of another process, to a hundredth (proc(5))."""
-    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ measured by itself.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +91,21 @@ def describe(config: Config, run: SimulatedRun) -> Row:
     }
 
 
-def evaluate(config: Config, folder: Path, num: int) -> list[dict[str, Any]]:
-    """Quality of a run's moving average with `num` sets of samples; two, if nothing is drawn."""
+@contextmanager
+def showing_average(config: Config, folder: Path) -> Iterator[Workload]:
+    """A run's workload, with the moving average of the weights in its networks."""
     tensors, _ = read_tensors(folder / "checkpoint" / "coordinator.safetensors")
     workload = load_workload(config.workload).build(config, "cpu")
-    held_out = open_shard(config.data, 0, config.sites, config.seed).held_out
     replica = Replica(workload.networks, workload.optimizers, config.inner, config.excluded)
-    seeds = [derive_seed(config.seed, "evaluate", index) for index in range(num)]
     with replica.showing(select_prefix("ema", tensors)), torch.no_grad():
+        yield workload
+
+
+def evaluate(config: Config, folder: Path, num: int) -> list[dict[str, Any]]:
+    """Quality of a run's moving average with `num` sets of samples; two, if nothing is drawn."""
+    held_out = open_shard(config.data, 0, config.sites, config.seed).held_out
+    seeds = [derive_seed(config.seed, "evaluate", index) for index in range(num)]
+    with showing_average(config, folder) as workload:
         rows = [workload.evaluate(held_out, seed) for seed in seeds[:2]]
         if rows[0] != rows[1]:  # otherwise nothing is drawn, as by pix2pix
             rows += [workload.evaluate(held_out, seed) for seed in seeds[2:]]

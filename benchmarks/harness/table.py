@@ -1,10 +1,10 @@
 """The one runner of tables: arguments, cases, seeds, rows as they come, and means over seeds.
 
-A benchmark is a module with `cases(args)`, its cases by name, and `measure_case(args, case, seed)`,
-a row of one; or, where rows depend on each other, with `measure(args)`, which yields them. It may
-have `add_options(parser)`, `summarise(rows)`, which gives lines of text, and `SEEDS`, how many
-seeds it takes: from 0 on, on which settings are chosen, or with `--fresh` from 100 on, on which
-they are reported. No run mixes the two.
+A benchmark is a module with `CASES` or `cases(args)` and `measure_case(args, case, seed)`, a row of
+one; or, where rows depend on each other, with `measure(args)`, which yields them. It may have
+`add_options(parser)`, `summarise(rows)`, which gives lines of text, and `SEEDS`, how many seeds it
+takes: from 0 on, on which settings are chosen, or with `--fresh` from 100 on, on which they are
+reported. No run mixes the two.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -55,10 +55,11 @@ def seeds_of(args: argparse.Namespace, quick: int = 1) -> range:
 
 def measure_all(module: ModuleType, args: argparse.Namespace) -> Iterator[Row]:
     """Rows of a benchmark: every case with the first seed, then with the next."""
-    if not hasattr(module, "cases"):
+    if hasattr(module, "measure"):
         yield from module.measure(args)
         return
-    cases = select(module.cases(args), args.only)
+    every = module.cases(args) if hasattr(module, "cases") else list(module.CASES)
+    cases = select(every, args.only)
     for seed in seeds_of(args) if hasattr(module, "SEEDS") else (0,):
         for case in cases:
             yield module.measure_case(args, case, seed)
@@ -94,12 +95,28 @@ def columns_of(case: object, names: str) -> Row:
     return {name: getattr(case, name) for name in names.split()}
 
 
-def select(cases: Mapping[str, Case], text: str) -> list[Case]:
-    """Those cases whose name holds a text."""
-    found = [case for name, case in cases.items() if text in name]
+def select(cases: Mapping[str, Case] | Iterable[Case], text: str) -> list[Case]:
+    """Those cases that hold a text: in their names, or as a text themselves."""
+    named = cases if isinstance(cases, Mapping) else {str(case): case for case in cases}
+    found = [case for name, case in named.items() if text in name]
     if not found:
-        raise UserError(f"--only {text!r} is in none of: {'; '.join(cases)}")
+        raise UserError(f"--only {text!r} is in none of: {'; '.join(named)}")
     return found
+
+
+def grouped(rows: Iterable[Row], names: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Rows by what they have in some columns, by the columns' names in one text."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names.split()), []).append(row)
+    return groups
+
+
+def means(rows: Iterable[Row], names: str, figures: str) -> Iterator[str]:
+    """A line for each group: means of figures over seeds, with their 95 % intervals."""
+    for key, group in grouped(rows, names).items():
+        texts = (f"{figure} {told(group, figure)}" for figure in figures.split())
+        yield f"{', '.join(map(str, key))}: {', '.join(texts)}"
 
 
 def mean_of(rows: Sequence[Row], key: str, **wanted: object) -> float:

@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.harness.table import Row, columns_of
+from benchmarks.harness.table import Row, columns_of, grouped
 from benchmarks.peers.part import WORKLOADS, Spec
 from benchmarks.peers.run import CONGESTION, Outcome, run
 from benchmarks.wan import BARE, WanLink
@@ -243,10 +243,7 @@ def borrow_curve(row: Row, fast: Row) -> Row:
 
 def summarise(rows: list[Row]) -> Iterator[str]:
     """A line per system and link: medians over its starts, and how many there were."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["system"], row["link"]), []).append(row)
-    for (system, link), group in groups.items():
+    for (system, link), group in grouped(rows, "system link").items():
         keys = ("wall_s", "bytes_up", "bytes_down", "utilisation", "fd", "time_to_fd_s")
         found = {key: [row[key] for row in group] for key in keys}
         texts = [f"{k} {'-' if None in v else f'{median(v):.4g}'}" for k, v in found.items()]

@@ -124,8 +124,7 @@ def _watched(star: Star, looks: list[tuple[float, np.ndarray]]) -> Iterator[None
     is_over = threading.Event()
 
     def look() -> None:
-        now, counts = time.monotonic(), [star.counts(link) for link in range(len(star.sites))]
-        looks.append((now, np.array([[c["up"]["bytes"], c["down"]["bytes"]] for c in counts])))
+        looks.append((time.monotonic(), np.array(star.carried())))
 
     def keep_looking() -> None:
         while not is_over.wait(SAMPLE_S):

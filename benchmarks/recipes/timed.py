@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from benchmarks.harness.stopwatch import STOPWATCH, Ungenerative, Watched
 from fedwan.config import Config, InnerConfig
+from fedwan.models.pix2pix import PatchDiscriminator, UNetGenerator
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.optim import build_optimizers
@@ -64,45 +65,20 @@ def build(config: Config, device: torch.device | str) -> Watched:
 
 def pix2pix_like(width: int) -> dict[str, nn.Module]:
     """Both networks' tensors."""
-    shapes = {"generator": unet_shapes(width), "discriminator": patchgan_shapes(width)}
-    return {name: Layers(layers) for name, layers in shapes.items()}
-
-
-Shapes = list[tuple[tuple[int, ...], ...]]
-"""Of each module's tensors."""
-
-
-def unet_shapes(width: int) -> Shapes:
-    """The U-Net of 8 levels: each halves the image, and doubles it again beside what it skipped."""
-    inner = [width * min(2**level, 8) for level in range(8)]
-    levels = list(enumerate(zip(inner, [3, *inner[:-1]], strict=True)))
-    shapes: Shapes = []
-    for level, (wide, narrow) in levels:
-        shapes.append(((wide, narrow, 4, 4),))
-        if 0 < level < 7:
-            shapes.append(((wide,), (wide,)))
-    for level, (wide, narrow) in reversed(levels):
-        skipped = wide if level == 7 else 2 * wide
-        shapes.append(((skipped, narrow, 4, 4), *([(narrow,)] if level == 0 else [])))
-        if level > 0:
-            shapes.append(((narrow,), (narrow,)))
-    return shapes
-
-
-def patchgan_shapes(width: int) -> Shapes:
-    """Five convolutions over an image and its condition, 6 channels."""
-    shapes: Shapes = [((width, 6, 4, 4), (width,))]
-    for narrow in (width, 2 * width, 4 * width):
-        shapes += [((2 * narrow, narrow, 4, 4),), ((2 * narrow,), (2 * narrow,))]
-    return [*shapes, ((1, 8 * width, 4, 4), (1,))]
+    with torch.device("meta"):
+        generator, discriminator = UNetGenerator(width=width), PatchDiscriminator(width=width)
+    blocks = {"generator": [*generator.downs, *reversed(generator.ups)]}
+    blocks["discriminator"] = [discriminator]
+    return {name: Layers(nn.ModuleList(modules)) for name, modules in blocks.items()}
 
 
 class Layers(nn.Module):
-    """Modules that hold tensors; a backward pass through them takes its time."""
+    """Modules with the tensors of others; a backward pass through them takes its time."""
 
-    def __init__(self, shapes: Shapes) -> None:
+    def __init__(self, others: nn.Module) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(map(_Layer, shapes))
+        shapes = [[p.shape for p in module.parameters(False)] for module in others.modules()]
+        self.layers = nn.ModuleList(map(_Layer, filter(None, shapes)))
 
     def forward(self, backward_s_per_value: float) -> Tensor:
         """A scalar that depends on every value."""

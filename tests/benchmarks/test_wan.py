@@ -71,15 +71,14 @@ def test_everything_is_removed_when_its_process_is_killed() -> None:
 KB = bytes(VNET_BYTES + 1000)
 
 
-def way(
-    bytes_per_s: float = 0.0, delay_s: float = 0.0, loss: float = 0.0, queue_bytes: float = math.inf
-) -> tuple[Direction, list[bytes]]:
+def way(rtt_ms: float, loss: float = 0.0) -> tuple[Direction, list[bytes]]:
+    """Of 1 MB/s."""
     sent: list[bytes] = []
-    return Direction(sent.append, 0, bytes_per_s, delay_s, loss, queue_bytes), sent
+    return Direction(sent.append, 0, WanLink(8, rtt_ms, loss)), sent
 
 
 def test_packets_leave_at_the_rate_after_the_delay_and_none_before() -> None:
-    direction, sent = way(bytes_per_s=1e6, delay_s=0.05)
+    direction, sent = way(rtt_ms=100)
     for _ in range(10):
         direction.accept(KB, now=3.0)
     for num in range(1, 11):
@@ -93,24 +92,22 @@ def test_packets_leave_at_the_rate_after_the_delay_and_none_before() -> None:
 
 
 def test_what_the_queue_has_no_room_for_is_dropped() -> None:
-    direction, sent = way(bytes_per_s=1e6, queue_bytes=4500)
-    for _ in range(10):
+    direction, sent = way(rtt_ms=300.5)
+    for _ in range(310):
         direction.accept(KB, now=0.0)
     direction.deliver(1.0)
-    assert len(sent) == 4
-    assert direction.counts["queue_dropped"] == 6
-    assert direction.counts["bytes"] == 4000
+    assert len(sent) == 300
+    assert direction.num_bytes == 300_000
 
 
 def test_lost_packets_took_their_time_at_the_transmitter() -> None:
-    direction, sent = way(bytes_per_s=1e6, loss=0.25)
+    direction, sent = way(rtt_ms=4000, loss=0.25)
     for _ in range(4000):
         direction.accept(KB, now=0.0)
-    assert direction.counts["lost"] == pytest.approx(1000, abs=140)  # five deviations
-    direction.deliver(3.9)
-    assert direction.next_due() > 3.9  # the others alone would all have left
-    direction.deliver(5.0)
-    assert len(sent) + direction.counts["lost"] == 4000
+    direction.deliver(5.9)
+    assert direction.next_due() > 5.9  # the others alone would all have left
+    direction.deliver(7.0)
+    assert len(sent) == pytest.approx(3000, abs=140)  # five deviations
 
 
 # Packets --------------------------------------------------------------------------------------
