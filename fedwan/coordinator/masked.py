@@ -53,12 +53,15 @@ from fedwan.state import (
     check_tensors,
     read_tensors,
     read_tensors_meta,
+    sweep,
     write_tensors,
 )
 
 if TYPE_CHECKING:
     from fedwan.coordinator.federation import Federation
 
+MASKED_SUMS = "masked"
+"""Folder of a run: sums whose masks sites may have been asked to take off."""
 _MOST_CERTIFICATE = 1 << 16
 _MOST_TRIES = 10_000
 """Groups of shares that are put together, of which one at least holds no false one."""
@@ -275,8 +278,8 @@ class MaskedMerger:
 
 def _files(folder: Path, fragment: Fragment) -> tuple[Path, Path]:
     """For its newest sum, and the one before: the newest checkpoint may give way to the other."""
-    name = f"masked-{fragment.index}"
-    return folder / f"{name}.safetensors", folder / f"{name}.previous.safetensors"
+    index = fragment.index
+    return folder / f"{index}.safetensors", folder / f"{index}.previous.safetensors"
 
 
 def saved_sums(
@@ -284,6 +287,7 @@ def saved_sums(
 ) -> dict[tuple[int, int], Path]:
     """Files of a run's sums that are whole, by fragment and version, from these versions on."""
     found = {}
+    sweep(folder)
     for fragment in fragments:
         for path in _files(folder, fragment):
             with suppress(CheckpointError):

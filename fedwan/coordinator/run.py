@@ -22,7 +22,13 @@ from fedwan.codecs import Reading
 from fedwan.config import MASKED, Config, site_names
 from fedwan.coordinator.federation import CoordinatorRounds
 from fedwan.coordinator.intake import Contribution, Intake
-from fedwan.coordinator.masked import MaskedMerger, Masking, saved_sums, take_masks_off
+from fedwan.coordinator.masked import (
+    MASKED_SUMS,
+    MaskedMerger,
+    Masking,
+    saved_sums,
+    take_masks_off,
+)
 from fedwan.coordinator.members import decisions
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.model import GlobalModel, find_checkpoint
@@ -223,7 +229,7 @@ class CoordinatedRun:
         if self.hub.masking:
             self.hub.masking.begin(layout, fragments, self._past_masks)
         if self.hub.masking and self._resumed:
-            folder = self._folder / "checkpoint"
+            folder = self._folder / MASKED_SUMS
             self._sums = saved_sums(folder, self._run_id, fragments, rounds.versions)
             for fragment in fragments:
                 self._take_up(rounds, self._resumed, fragment)
@@ -297,7 +303,7 @@ class CoordinatedRun:
         if not isinstance(merger, MaskedMerger):
             return merger.take()
         patience_s = self._strategy.policy.patience_s
-        weights, folder = model.hash_of(round_.fragment), self._folder / "checkpoint"
+        weights, folder = model.hash_of(round_.fragment), self._folder / MASKED_SUMS
         look = self._look_round
         return take_masks_off(self.hub, round_, weights, merger, folder, look, patience_s)
 
