@@ -47,9 +47,20 @@ Resume = Annotated[
 ]
 
 
+FromVersion = Annotated[
+    int | None,
+    typer.Option(
+        "--from-version",
+        help="With --resume: go back to this version; the last two checkpoints are kept.",
+        show_default=False,
+    ),
+]
+
+
 def run(
     words: FileAndWords = None,
     resume: Resume = False,
+    from_version: FromVersion = None,
 ) -> None:
     """Train with a coordinator and all sites on this machine.
 
@@ -57,7 +68,7 @@ def run(
 
     A run that was stopped goes on with: fedwan run OUT/config.yaml --resume, or out=OUT --resume
     """
-    run_here(*file_and_words(words), resume=resume)
+    run_here(*file_and_words(words), resume=resume, from_version=from_version)
 
 
 def demo(words: Words = None, resume: Resume = False) -> None:
@@ -121,6 +132,7 @@ def coordinator(
     identity: Annotated[Path, option("--identity", "DIR", "The coordinator's identity folder.")],
     words: Words = None,
     resume: Resume = False,
+    from_version: FromVersion = None,
 ) -> None:
     """Serve one run to sites elsewhere, until it is done.
 
@@ -134,7 +146,7 @@ def coordinator(
 
     Identity.load(identity, "coordinator")
     Admission(identity)
-    config = load_config(config_path, words or [], resume=resume)
+    config = load_config(config_path, words or [], resume=resume, from_version=from_version)
 
     from fedwan.flower.coordinator import serve_coordinator
 
@@ -184,7 +196,9 @@ def choose_folder(default: Path, words: Sequence[str], *, resume: bool) -> Path:
     return next((folder for folder in reversed(folders) if holds_run(folder)), default)
 
 
-def load_config(path: Path | None, words: Sequence[str], *, resume: bool) -> Config:
+def load_config(
+    path: Path | None, words: Sequence[str], *, resume: bool, from_version: int | None = None
+) -> Config:
     """The resolved configuration of a run that is about to start, its `out` absolute.
 
     When a run goes on, `path` may be the `config.yaml` in its folder, wherever that has moved to;
@@ -202,17 +216,21 @@ def load_config(path: Path | None, words: Sequence[str], *, resume: bool) -> Con
     out = Path(config.out).absolute()
     config.out = str(out)
     if resume:
-        from fedwan.coordinator.model import newest_whole
+        from fedwan.coordinator.model import go_back, newest_whole
 
         if not holds_run(out):
             raise ConfigError(f"out = {config.out!r} holds no checkpoint yet; leave --resume out")
         if not (out / "summary.json").exists():
+            if from_version is not None:
+                go_back(out / "checkpoint", from_version)
             newest_whole(out / "checkpoint")  # what is damaged is told before anything starts
         elif changes := [word for word in words if not word.startswith("out=")]:
             raise ConfigError(
                 f"the run in {str(out)!r} is complete, {' '.join(changes)} would change nothing; "
                 "train on in a new run with init.NETWORK=FILE, which `fedwan export` writes"
             )
+    elif from_version is not None:
+        raise ConfigError(f"from_version = {from_version} is for a run that goes on; add --resume")
     elif holds_run(out):
         raise ConfigError(
             f"out = {config.out!r} holds a run already; "
@@ -222,10 +240,15 @@ def load_config(path: Path | None, words: Sequence[str], *, resume: bool) -> Con
 
 
 def run_here(
-    path: Path | None, words: Sequence[str], command: Sequence[str] = (), *, resume: bool
+    path: Path | None,
+    words: Sequence[str],
+    command: Sequence[str] = (),
+    *,
+    resume: bool,
+    from_version: int | None = None,
 ) -> None:
     """Run a configuration on this machine, show it, and print its summary."""
-    config = load_config(path, words, resume=resume)
+    config = load_config(path, words, resume=resume, from_version=from_version)
     out = Path(config.out)
     if resume and has_sites_elsewhere(out) and not (out / "summary.json").exists():
         raise ConfigError(

@@ -15,17 +15,28 @@ from fedwan.codecs import Codec, bf16, fp32
 from fedwan.config import Config, DataConfig
 from fedwan.coordinator.model import (
     CHECKPOINT,
+    PREVIOUS,
     GlobalModel,
     find_checkpoint,
+    go_back,
     update_ema,
 )
-from fedwan.errors import CheckpointError
+from fedwan.errors import CheckpointError, ConfigError
 from fedwan.fragments import strided
 from fedwan.link import wire_pb2 as wire
-from fedwan.state import Layout, Role, State, clone, hash_hashes, hash_state, tensor_bytes
+from fedwan.state import (
+    Layout,
+    Role,
+    State,
+    clone,
+    hash_hashes,
+    hash_state,
+    read_tensors_meta,
+    tensor_bytes,
+)
 from fedwan.strategy import Strategy
 from strategies import diloco, local_sgd, sync
-from tests.support import ADAM, build_strategy, same_bits, spec
+from tests.support import ADAM, build_strategy, run_tiny, same_bits, spec, tiny_config
 
 Kinds = wire.DownloadRequest
 LAYOUT: Layout = {
@@ -241,3 +252,39 @@ def test_the_average_depends_on_samples_not_on_rounds_and_on_a_fragment_s_tensor
         update_ema(ema, present, layout, samples=1200 // parts, half_life=400.0)
     assert (int(ema["g/n"]), float(ema["g/var"])) == (9, 3.0)
     torch.testing.assert_close(ema["g/w"], torch.full((2,), 0.125))
+
+
+def test_a_run_goes_back_to_a_checkpoint_that_is_kept(tmp_path: Path) -> None:
+    config = tiny_config("diloco", sites=2, steps=24, h=2)
+    config.checkpoint.every = 2
+    (sha256,) = run_tiny(tmp_path / "whole", config).hashes
+
+    class Stopped(Exception):  # noqa: N818
+        pass
+
+    def stops(name: str, link: Any) -> Any:
+        upload = link.upload
+
+        def upload_or_stop(header: wire.UploadHeader, payload: Any) -> wire.Receipt:
+            if header.version == 9 and name == "s2":
+                raise Stopped
+            receipt: wire.Receipt = upload(header, payload)
+            return receipt
+
+        link.upload = upload_or_stop
+        return link
+
+    out = tmp_path / "stopped"
+    with pytest.raises(Stopped):
+        run_tiny(out, config, wrap=stops)
+    newest, before = (
+        read_tensors_meta(out / "checkpoint" / n)["versions"] for n in (CHECKPOINT, PREVIOUS)
+    )
+    with pytest.raises(ConfigError, match=rf"from_version = 3 is not kept; kept are {before[0]}, "):
+        go_back(out / "checkpoint", 3)
+    go_back(out / "checkpoint", newest[0])
+    assert (out / "checkpoint" / PREVIOUS).exists()
+    go_back(out / "checkpoint", before[0])
+    again = run_tiny(out, config, resume=True)
+    assert again.hashes == {sha256}
+    assert min(row["version"] for row in again.rounds()) == before[0] + 1
