@@ -1,9 +1,10 @@
-"""A site's script that goes wrong in a way: `script.py [WAY]`, under torchrun or not."""
+"""A script that goes wrong, after a way or at a site: `script.py [WAY]`, under torchrun or not."""
 
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -23,9 +24,13 @@ def main(way: str = "") -> None:
         calls[0] += 1
         if calls[0] == 6 and way == "rank_0_dies" and rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        if calls[0] == 2 and way == "blocks":
-            time.sleep(600)
-        if calls[0] == 2 and way == "ends_early":
+        if calls[0] == 2 and way in ("s1", "s2"):
+            blocks = Path(os.environ["MARK"], "blocks")
+            if way == "s2":
+                blocks.touch()
+                time.sleep(600)
+            while not blocks.exists():
+                time.sleep(0.02)
             sys.exit(0)
 
     def keep(network: nn.Module) -> None:
