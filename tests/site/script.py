@@ -1,4 +1,4 @@
-"""A script that goes wrong, after a way or at a site: `script.py [WAY]`, under torchrun or not."""
+"""A site's script that goes wrong in a way: `script.py [WAY]` under torchrun, or `SITE FILE`."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from torch import nn
 from tests.site.support import take_steps
 
 
-def main(way: str = "") -> None:
+def main(way: str = "", blocks: str = "") -> None:
     torch.set_num_threads(1)
     is_pair = "RANK" in os.environ
     if is_pair:
@@ -25,11 +25,10 @@ def main(way: str = "") -> None:
         if calls[0] == 6 and way == "rank_0_dies" and rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         if calls[0] == 2 and way in ("s1", "s2"):
-            blocks = Path(os.environ["MARK"], "blocks")
             if way == "s2":
-                blocks.touch()
+                Path(blocks).touch()
                 time.sleep(600)
-            while not blocks.exists():
+            while not Path(blocks).exists():
                 time.sleep(0.02)
             sys.exit(0)
 
