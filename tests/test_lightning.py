@@ -27,6 +27,7 @@ from fedwan.simulation import Absence, SimulatedRun, simulate
 from fedwan.state import State, state_of
 from tests.lightning_modules import LOADERS, Gan, Net, fit
 from tests.site.support import ROOT, Served
+from tests.support import same_bits
 
 # Lightning has advice to give: workers, intervals, an accelerator.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -66,10 +67,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedwan.coordinator.run.FAREWELL_S", 0.1)
 
 
-def same(one: State, other: State) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
-
-
 class Watcher(Callback):
     """Weights as each batch leaves them, and how often a user's hooks were called."""
 
@@ -92,7 +89,7 @@ def test_the_callback_changes_no_bit_of_what_the_trainer_does(tmp_path: Path, mo
     max_steps = 10 * per_step
     made = fit(tmp_path, module, callbacks=[plain], with_fedwan=False, max_steps=max_steps)
     *before, _ = zip(joined.seen, plain.seen, strict=True)
-    assert all(same(one, other) for one, other in before)  # the last is merged already
+    assert all(same_bits(one, other) for one, other in before)  # the last is merged already
     children = {name: made.get_submodule(name) for name in NETWORKS.get(module, NETWORKS["gan"])}
     torch.testing.assert_close(run.model.state, state_of(children), rtol=0, atol=1e-7)
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
 import sysconfig
+import time
 import tomllib
 import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 import fedwan
 from fedwan.flower.bundle import build_fab
+from tests.flower.fleet import listening
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -93,22 +98,32 @@ def test_an_installed_fedwan_trains_samples_and_exports_in_an_empty_folder(
     folder.mkdir()
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 
+    def start(*words: str, **output: Any) -> subprocess.Popen[str]:
+        argv, variables = [str(installed), *words], {**env, "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(argv, cwd=folder, env=variables, text=True, **output)
+
     def run(*words: str) -> str:
-        done = subprocess.run(
-            [str(installed), *words],
-            cwd=folder,
-            env={**env, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        process = start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, out + err
+        return out
 
     where = run("-c", "import fedwan; print(fedwan.__file__)")
     assert where.startswith(str(installed.parents[1]))
     fedwan_words = ("-P", "-m", "fedwan")
-    run(*fedwan_words, "demo", "sites=2", "steps=60", "eval.every=0")
+    words = ("demo", "sites=1", "site.processes=2", "steps=60", "eval.every=0")
+    with (folder / "log").open("w") as log:
+        demo = start(*fedwan_words, *words, stdout=log, stderr=log)
+    torchruns: dict[int, set[tuple[str, int]]] = {}
+    while demo.poll() is None:
+        with contextlib.suppress(psutil.Error):  # gone meanwhile
+            for child in psutil.Process(demo.pid).children(recursive=True):
+                if "torch.distributed.run" in child.cmdline():
+                    torchruns.setdefault(child.pid, set()).update(listening(child.pid))
+        time.sleep(0.2)
+    assert demo.returncode == 0, (folder / "log").read_text()
+    # It meets its processes in a file, and opens no store on TCP beside that.
+    assert list(torchruns.values()) == [set()]
     run(*fedwan_words, "sample", "runs/demo", "--num=4", "--seed=3", "--out=x.png")
     assert (folder / "x.png").stat().st_size > 1000
     run(*fedwan_words, "export", "runs/demo", "--to", "safetensors", "weights")

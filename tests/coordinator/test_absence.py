@@ -15,7 +15,7 @@ import pytest
 from fedwan.coordinator import run as run_module
 from fedwan.coordinator.model import GlobalModel, find_checkpoint
 from fedwan.coordinator.servicer import Servicer
-from fedwan.errors import RunStopped
+from fedwan.errors import RunStopped, UserError
 from fedwan.link.base import Link
 from fedwan.site.site import Membership
 from fedwan.strategy import Strategy
@@ -160,6 +160,29 @@ def test_below_its_quorum_a_run_stops_with_a_checkpoint_and_says_whom_it_misses(
     model = GlobalModel.load(tmp_path / "checkpoint", diloco.build(config), config)
     assert model.versions == [2]
     assert find_checkpoint(tmp_path / "checkpoint")[0]["totals"]["contributions"] == 4
+
+
+def test_a_run_whose_site_is_there_and_does_not_come_back_ends_and_says_what_to_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[Exception] = []
+    absence = run_module.CoordinatedRun._absence
+
+    def kept(run: Any, round_: Any) -> Exception:
+        raised.append(absence(run, round_))
+        return raised[-1]
+
+    monkeypatch.setattr(run_module.CoordinatedRun, "_absence", kept)
+    config, still = tiny_config(h=H, steps=2 * H, round={"patience_s": 1.0}), Gated(permits=1)
+    run = Federation(tmp_path, config, None, {"s2": still})
+    eventually(lambda: raised and run.hub and run.hub.stop_text, within_s=20.0)
+    still.permits.release(H)  # so that it hears that the run is over
+    says = (
+        r"connected \(s2 at step 1\): a script that does not come back to `site` has to be mended"
+    )
+    with pytest.raises(RunStopped, match=says):  # as the sites are told
+        run.result(20.0)
+    assert isinstance(raised[0], UserError)
 
 
 def test_a_site_that_is_waited_for_is_announced_once_by_name(tmp_path: Path) -> None:

@@ -63,14 +63,6 @@ def test_one_commit_moves_every_network_by_its_own_transform() -> None:
         torch.testing.assert_close(model[name], before[name] - 0.75 * delta[name])
 
 
-def test_what_is_no_parameter_is_set_and_not_stepped() -> None:
-    model = random_state(0)
-    step = step_outer(TRANSFORMS)(model, LAYOUT)
-    advance(step, range(5, 6))
-    for name in ("generator/n", "generator/running_mean"):
-        assert torch.equal(model[name], random_state(5)[name])
-
-
 def test_names_that_end_alike_keep_their_own_state() -> None:
     layout = {"a/w": spec((1,)), "aa/w": spec((1,)), "a/w.w": spec((1,))}
     transforms = {network: outer.nesterov(1.0, 0.5) for network in ("a", "aa")}

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.planes import eventually
@@ -100,11 +101,6 @@ class Run(Fleet):
         wait_for(lambda: not self.pids(), 20)
         return self.process.returncode, errors
 
-    def finish(self) -> None:
-        """Let the run end, and see that it ends well."""
-        (self.out / "finish").touch()
-        assert self.end() == (0, "")
-
 
 def command_of(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
@@ -114,6 +110,15 @@ def joins(out: Path) -> list[dict[str, Any]]:
     """What the sites' scripts wrote down when they joined."""
     path = out / "joined.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def listening(pid: int) -> list[tuple[str, int]]:
+    """Addresses and ports on which a process listens."""
+    try:
+        found = psutil.Process(pid).net_connections("inet")
+    except psutil.Error:  # gone meanwhile
+        return []
+    return [(row.laddr.ip, row.laddr.port) for row in found if row.status == psutil.CONN_LISTEN]
 
 
 def wait_for(what: Callable[[], object], patience_s: float = 90) -> None:

@@ -1,9 +1,10 @@
-"""A site's script that goes wrong in a way: `script.py [WAY]`, under torchrun or not."""
+"""A site's script that goes wrong in a way: `script.py [WAY]` under torchrun, or `SITE FILE`."""
 
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from torch import nn
 from tests.site.support import take_steps
 
 
-def main(way: str = "") -> None:
+def main(way: str = "", blocks: str = "") -> None:
     torch.set_num_threads(1)
     is_pair = "RANK" in os.environ
     if is_pair:
@@ -23,9 +24,12 @@ def main(way: str = "") -> None:
         calls[0] += 1
         if calls[0] == 6 and way == "rank_0_dies" and rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        if calls[0] == 2 and way == "blocks":
-            time.sleep(600)
-        if calls[0] == 2 and way == "ends_early":
+        if calls[0] == 2 and way in ("s1", "s2"):
+            if way == "s2":
+                Path(blocks).touch()
+                time.sleep(600)
+            while not Path(blocks).exists():
+                time.sleep(0.02)
             sys.exit(0)
 
     def keep(network: nn.Module) -> None:

@@ -38,6 +38,7 @@ from fedwan.site.site import Membership, Script, Site
 from fedwan.state import State, hash_state
 
 ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = Path(__file__).with_name("script.py")
 BATCH, WIDTH = 8, 16
 CUTS = ("ddp", "fsdp", "gradients", "tensor_parallel")
 """Ways of several processes to train one network, besides a plain one on the same batches."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from fedwan.site.joining import Alone
 from fedwan.site.site import Site
 from fedwan.state import State
 from tests.site.support import Batches, asked, network
+from tests.support import same_bits
 
 STEPS = 12
 PLAIN = {  # outer steps that take the mean of one site's weights for the new ones
@@ -94,11 +95,6 @@ def joined(kind: str, folder: Path, words: str, **absences: Absence) -> tuple[St
     return run.model.state, trainers[-1]
 
 
-def assert_same(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
-    assert state.keys() == other.keys()
-    assert all(torch.equal(state[name], other[name]) for name in state)
-
-
 # What joining changes ----------------------------------------------------------------------------
 
 
@@ -109,7 +105,7 @@ def test_one_site_whose_mean_is_its_own_weights_takes_the_plain_scripts_steps(
     plain = plainly(kind)
     for name, words in PLAIN.items():
         state, trainer = joined(kind, tmp_path / name, f"{words} h={h}")
-        assert_same(trainer.weights(), plain.weights())
+        assert same_bits(trainer.weights(), plain.weights())
         assert trainer.scheduler.state_dict() == plain.scheduler.state_dict()
         torch.testing.assert_close(state, plain.weights(), rtol=0, atol=1e-7)
 
@@ -129,7 +125,7 @@ def test_a_killed_script_takes_the_steps_that_it_would_have_taken_and_fetches_no
     monkeypatch.setattr(GlobalModel, "snapshot", of_no_weights)
     whole, first = joined(kind, tmp_path / "a", f"{words} h=2")
     again, second = joined(kind, tmp_path / "b", f"{words} h=2", s1=Absence(0.5, 0.5))
-    assert_same(whole, again)
+    assert same_bits(whole, again)
     assert first.scheduler.state_dict() == second.scheduler.state_dict()
     assert torch.equal(next(first.batches)[0], next(second.batches)[0])
 
@@ -224,7 +220,7 @@ def test_a_script_that_nobody_started_trains_alone() -> None:
         for step in site:
             assert step == site.step
             site.log(loss=trainer.step(site.reduce))
-    assert_same(trainer.weights(), plain.weights())
+    assert same_bits(trainer.weights(), plain.weights())
     assert site.is_done
 
 

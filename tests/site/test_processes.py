@@ -1,26 +1,46 @@
-"""A site of several processes, which all run its script (SPMD)."""
+"""A site of several processes, which all run its script or its recipe (SPMD).
+
+All here share two processes, which are dear to start.
+"""
 
 from __future__ import annotations
 
-import functools
 import re
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+import fedwan
+from fedwan.app import load_run
+from fedwan.config import Config
 from fedwan.errors import CheckpointError
+from fedwan.simulation import RUN_ID, simulate
+from fedwan.site.assignment import read_outcome
+from fedwan.site.group import Group, local, open_group
+from fedwan.site.recipe import take_part
+from fedwan.site.site import Membership, Site
+from fedwan.state import State, hash_state
 from tests.site.support import (
     CUTS,
+    SCRIPT,
+    WIDTH,
     Ended,
     Failure,
     Processes,
     Ran,
+    Served,
     asked,
     at_site,
+    cut,
     network,
     take_steps,
 )
@@ -41,7 +61,7 @@ STRATEGIES = [
 
 
 def together(pair: Processes, folder: Path, words: str, way: str = "plain") -> list[Ran]:
-    script = functools.partial(take_steps, way)
+    script = partial(take_steps, way)
     ran = pair.run(at_site, asked(*words.split()), folder, script)
     assert all(isinstance(one, Ran) for one in ran), ran
     return ran
@@ -51,8 +71,8 @@ def apart(folder: Path, words: str) -> Ran:
     return at_site(asked(*words.split()), folder, take_steps)
 
 
-def distance(a: Ran, b: Ran) -> float:
-    return max(float((a.state[name] - b.state[name]).abs().max()) for name in a.state)
+def distance(a: State, b: State) -> float:
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +95,7 @@ def test_every_way_of_cutting_a_network_trains_like_one_process(
     one = apart(tmp_path / "one", "strategy=diloco sites=2")
     first, second = together(pair, tmp_path / "two", "strategy=diloco sites=2", way)
     assert first.sha256 == {second.ended.sha256}
-    assert 0 < distance(first, one) < 1e-6
+    assert 0 < distance(first.state, one.state) < 1e-6
 
 
 # What they must have alike -----------------------------------------------------------------------
@@ -146,7 +166,7 @@ def test_all_processes_measure_and_go_on_as_if_they_had_not(
 
 
 def test_a_stop_ends_all_processes(pair: Processes, tmp_path: Path) -> None:
-    stopped = functools.partial(take_steps, stop_at=3)
+    stopped = partial(take_steps, stop_at=3)
     outcomes = pair.run(at_site, asked("steps=400"), tmp_path, stopped)
     assert [outcome.error for outcome in outcomes] == ["RunStopped"] * 2
     assert all("enough" in outcome.text for outcome in outcomes)
@@ -161,3 +181,163 @@ def test_a_checkpoint_of_two_processes_is_refused_by_another_number(
     together(pair, tmp_path, "strategy=diloco", "fsdp")
     with pytest.raises(CheckpointError, match=r"of 2 processes, this site has 1; start as many"):
         apart(tmp_path, "strategy=diloco")
+
+
+# torchrun -----------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_is_killed_ends_the_others_and_the_next_start_ends_on_the_same_bits(
+    pair: Processes, identities: Path, tmp_path: Path
+) -> None:
+    """By torchrun, as a site's service starts them, and over a data plane under mutual TLS."""
+    config = asked("h=2", "round.patience_s=150")
+    undisturbed, _ = pair.run(at_site, config, tmp_path / "pair", partial(take_steps, "fsdp"))
+    served = Served(config, tmp_path / "run", identities)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCRIPT)
+    with served.serving():
+        assert served.start(*torchrun, "rank_0_dies").wait(120) != 0
+        assert served.start(*torchrun).wait(120) == 0, served.stderr.read_text()
+    outcome, has_joined = read_outcome(served.assignment)
+    assert has_joined and outcome is not None and not outcome.error
+    assert served.run.site_sha256() == {"s1": served.sha256}
+    assert undisturbed.sha256 == {served.sha256}
+
+
+# Recipes ------------------------------------------------------------------------------------------
+
+FLOW = "workload=flow data.name=ring8 model.width=16 model.depth=2 data.batch=8"
+GAN = "workload=gan data.name=ring8 model.width=4 data.batch=8"
+CASES = [
+    (f"{FLOW} site.precision=bf16-mixed", ("weights",)),
+    (f"{GAN} inner.discriminator.clip_norm=0.05", ("gradients", "weights")),
+    (f"{GAN} site.accumulate=2 site.precision=16-mixed strategy=sync", ("gradients",)),
+]
+
+
+def recipe_of(words: str, processes: int = 2) -> Config:
+    usual = ["sites=1", "steps=4", "eval.every=0", "device=cpu", "checkpoint.every=1"]
+    takes_h = [] if "sync" in words else ["h=2"]
+    return load_run(None, [*usual, *takes_h, f"site.processes={processes}", *words.split()])
+
+
+def train_recipe(config: Config, folder: Path) -> tuple[State, set[str]]:
+    """The recipe's run; the final weights at rank 0, and the digests that parties ended with."""
+    if not dist.is_initialized():
+        ran = simulate(config, folder, train=lambda member: take_part(member, Group()))
+    elif dist.get_rank() == 0:
+        ran = simulate(config, folder, train=lambda member: take_part(member, open_group()))
+    else:
+        member = Membership(config, RUN_ID, "s1", folder / "s1", lambda: None)  # type: ignore[arg-type,return-value]
+        take_part(member, open_group())
+        return {}, set()
+    return ran.model.state, {hash_state(ran.model.state), *ran.site_sha256.values()}
+
+
+def both(pair: Processes, words: str, folder: Path) -> State:
+    ran: list[Any] = pair.run(train_recipe, recipe_of(words), folder)
+    assert all(isinstance(one, tuple) and not hasattr(one, "error") for one in ran), ran
+    state, sha256 = ran[0]
+    assert len(sha256) == 1
+    return state  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("words", "partitions"), CASES)
+def test_a_recipe_cut_any_way_trains_as_it_does_whole(
+    words: str, partitions: tuple[str, ...], pair: Processes, tmp_path: Path
+) -> None:
+    whole = both(pair, words, tmp_path / "none")
+    for partition in partitions:
+        shared = both(pair, f"{words} site.partition={partition}", tmp_path / partition)
+        assert distance(whole, shared) < (1e-2 if "precision" in words else 1e-5)
+
+
+def test_tensor_parallel_trains_as_one_process_does(pair: Processes, tmp_path: Path) -> None:
+    one, _ = train_recipe(recipe_of(FLOW, processes=1), tmp_path / "one")
+    shared = both(pair, f"{FLOW} site.partition=tensor_parallel", tmp_path / "two")
+    assert 0 < distance(one, shared) < 1e-5
+
+
+# What each process holds under FSDP2 --------------------------------------------------------------
+
+DEPTH, WIDE = 8, 192
+WORDS = "strategy=streaming_diloco h=4 stream.fragments=4 stream.tau=0"
+
+
+def num_bytes(tensors: Iterable[Tensor]) -> int:
+    """Of the storages under this process's pieces, each once."""
+    storages = [local(t.detach()).untyped_storage() for t in tensors]
+    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+
+
+class Watch(TorchDispatchMode):
+    """The most bytes that tensors have at once, besides those that are known."""
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._known = {local(t.detach()).untyped_storage().data_ptr() for t in known}
+        self._seen: dict[int, StorageWeakRef] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for value in tree_leaves((args, out)):
+            if type(value) in (Tensor, nn.Parameter):
+                storage = value.untyped_storage()
+                if storage.data_ptr() not in self._known:
+                    self._seen[storage._cdata] = StorageWeakRef(storage)
+        alive = (torch.UntypedStorage._new_with_weak_ptr(r.cdata) for r in self._seen.values())
+        self.most = max(self.most, sum(s.nbytes() for s in alive if s is not None))
+        return out
+
+
+def held(way: str) -> dict[str, int]:
+    """Bytes of one process between two steps, and the most that a round takes beside them.
+
+    Of three rounds the least: gloo's threads let go of what FSDP2 gathered when they come to it.
+    """
+    net = cut(network(depth=DEPTH, width=WIDE), way)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, foreach=False)
+    table: dict[str, int] = {}
+    watches: list[Watch] = []
+    with fedwan.join(networks={"net": net}, optimizers={"net": optimizer}) as site:
+        assert isinstance(site, Site)
+        for step in site:
+            if step % 4 == 0 and watches:
+                watches[-1].__exit__(None, None, None)
+            if step % 4 == 0 and step >= 4:  # after a round, with all there is
+                known = kinds(net, optimizer, site)
+                table = {name: num_bytes(tensors) for name, tensors in known.items()}
+                watches.append(Watch(t for tensors in known.values() for t in tensors))
+                watches[-1].__enter__()
+            net(torch.ones(2, WIDTH)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+    watches[-1].__exit__(None, None, None)
+    return table | {"passing": min(watch.most for watch in watches)}
+
+
+def kinds(net: nn.Module, optimizer: torch.optim.Optimizer, site: Site) -> dict[str, list[Tensor]]:
+    return {
+        "weights": list(net.parameters()),
+        "gradients": [p.grad for p in net.parameters() if p.grad is not None],
+        "moments": [v for s in optimizer.state.values() for k, v in s.items() if k != "step"],
+        "base": list(site.replica.base.values()),
+    }
+
+
+@pytest.mark.parametrize("way", ["fsdp", "gradients"])
+def test_a_process_holds_its_half_of_everything_and_no_more_than_a_fragment_passes(
+    way: str, pair: Processes, tmp_path: Path
+) -> None:
+    net = network(depth=DEPTH, width=WIDE)
+    whole = num_bytes(net.parameters())
+    layer = max(num_bytes(m.parameters()) for m in net if isinstance(m, nn.Linear))
+    fragment = whole // 4 + layer
+    config = asked(*WORDS.split(), "steps=16")
+    ran: list[Ran] = pair.run(at_site, config, tmp_path, partial(held, way))
+    # Of layers, FSDP2 gathers one while it computes another; `gradients` leaves them gathered.
+    passing = fragment + (2 * layer if way == "fsdp" else whole)
+    for table in (one.ended for one in ran):
+        assert max(table["weights"], table["gradients"], table["base"]) <= whole / 2
+        assert table["moments"] <= whole
+        assert table["passing"] <= passing
