@@ -14,7 +14,7 @@ from typing import Any
 from fedwan.codecs import Payload
 from fedwan.codecs.payload import Source
 from fedwan.coordinator.intake import Contribution, Intake
-from fedwan.coordinator.masked import Masking
+from fedwan.coordinator.mask_keys import Masking
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.snapshots import Snapshots
 from fedwan.errors import SessionLost

@@ -22,13 +22,8 @@ from fedwan.codecs import Reading
 from fedwan.config import MASKED, Config, site_names
 from fedwan.coordinator.federation import CoordinatorRounds
 from fedwan.coordinator.intake import Contribution, Intake
-from fedwan.coordinator.masked import (
-    MASKED_SUMS,
-    MaskedMerger,
-    Masking,
-    saved_sums,
-    take_masks_off,
-)
+from fedwan.coordinator.mask_keys import Masking
+from fedwan.coordinator.masked import MASKED_SUMS, MaskedMerger, saved_sums, take_masks_off
 from fedwan.coordinator.members import decisions
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.model import GlobalModel, find_checkpoint

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fedwan.config import Config
-from fedwan.coordinator.masked import MaskedMerger, Masking
+from fedwan.coordinator.mask_keys import Masking
+from fedwan.coordinator.masked import MaskedMerger
 from fedwan.errors import ConfigError, PayloadError, UserError
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fedwan.codecs import codec_by_name
 from fedwan.codecs.masked import first_sizes
-from fedwan.coordinator.masked import MaskedMerger, Masking, key_streams
+from fedwan.coordinator.mask_keys import Masking
+from fedwan.coordinator.masked import MaskedMerger, key_streams
 from fedwan.errors import IdentityError, PayloadError, UserError
 from fedwan.link import pki
 from fedwan.link import wire_pb2 as wire
