@@ -25,13 +25,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.common.secure_aggregation import ndarrays_arithmetic as flower
-from flwr.common.secure_aggregation.quantization import quantize
-from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
-from numpy.typing import NDArray
 
 from benchmarks.codecs import pix2pix_delta, pix2pix_layout
 from benchmarks.harness.table import Row
+from benchmarks.peers.flower_secagg import measure_flower
 from fedwan.codecs import codec_by_name, with_feedback
 from fedwan.codecs.masked import FIRST_SIZE, first_sizes, size_of, step_of
 from fedwan.coordinator.masked import MaskedMerger, key_streams
@@ -54,7 +51,7 @@ def measure_case(args: argparse.Namespace, case: str, seed: int) -> Row:
     values = pix2pix_delta("cpu")
     layout = pix2pix_layout()
     if case == "flower":
-        cost = measure_flower([values[name].numpy() for name in layout])
+        cost = measure_flower([values[name].numpy() for name in layout], SITES)
     else:
         cost = measure_way(case, layout, values)
     num_bytes, site_s, coordinator_s = cost
@@ -110,27 +107,6 @@ def measure_way(way: str, layout: Layout, values: State) -> tuple[int, float, fl
             merger.take()
         coordinator_s += time.perf_counter() - began
     return payload.num_bytes, sorted(site_s)[SITES // 2], coordinator_s
-
-
-def measure_flower(arrays: list[NDArray[Any]]) -> tuple[int, float, float]:
-    """What a client of SecAgg+ does with its vector, and the server with all of them."""
-    shapes, span = [array.shape for array in arrays], 1 << 32
-    keys = [number.to_bytes(32, "little") for number in range(SITES)]
-    began = time.perf_counter()
-    vector = quantize(arrays, 8.0, 1 << 22)
-    for key in keys:  # its own, and one with each of the others
-        vector = flower.parameters_addition(vector, pseudo_rand_gen(key, span, shapes))
-    vector = flower.parameters_mod(vector, span)
-    site_s = time.perf_counter() - began
-    num_bytes = sum(array.astype(np.uint32).nbytes for array in vector)
-    began = time.perf_counter()
-    total = vector
-    for _ in keys[1:]:
-        total = flower.parameters_addition(total, vector)
-    for key in keys:
-        total = flower.parameters_subtraction(total, pseudo_rand_gen(key, span, shapes))
-    total = flower.parameters_mod(total, span)
-    return num_bytes, site_s, time.perf_counter() - began
 
 
 def ask(
