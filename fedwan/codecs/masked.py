@@ -166,24 +166,31 @@ class Sum:
         self._shape, self._num, self._bits = spec.shape, spec.num_values, bits
         self._width = width_of(bits, sites)
         self._blocks: list[Integers] = []
+        """Of values, which lie one behind the other; at last the sum of sizes, alone."""
 
     def add(self, record: Masked) -> None:
         """One more."""
-        if not self._blocks:
-            self._blocks = [block.copy() for block in record.blocks()]
-            return
+        is_first = not self._blocks
+        if is_first:
+            small = np.uint8 if self._width <= 8 else np.uint16
+            self._lay_out(np.empty(-(-self._num // _ROW) * _ROW, small), 0)
         for mine, other in zip(self._blocks, record.blocks(), strict=True):
-            np.add(mine, other, out=mine)
+            if is_first:
+                mine[:] = other
+            else:
+                np.add(mine, other, out=mine)
 
     def state(self) -> tuple[Tensor, int]:
-        """What was added up so far, under masks: values, and sizes."""
-        *blocks, sizes = self._blocks
-        return torch.from_numpy(np.concatenate(blocks)), int(sizes[0])
+        """What was added up so far, under masks: values, which share its memory, and sizes."""
+        return torch.from_numpy(self._values), int(self._blocks[-1][0])
 
     def load_state(self, values: Tensor, sizes: int) -> None:
         """The inverse."""
-        flat = values.numpy()
-        self._blocks = [flat[part] for part in spans(len(flat), _BLOCK)]
+        self._lay_out(values.numpy(), sizes)
+
+    def _lay_out(self, values: Integers, sizes: int) -> None:
+        self._values = values
+        self._blocks = [values[part] for part in spans(len(values), _BLOCK)]
         self._blocks.append(np.array([sizes], np.uint16))
 
     def read(self, masks: KeyStreams, size: int, count: int) -> tuple[Tensor, int]:
@@ -196,6 +203,7 @@ class Sum:
         masks.apply(self._blocks[-1])
         total = int(self._blocks[-1][0])
         self._blocks = []
+        del self._values
         return mean.mul_(step).view(self._shape), min(1023, max(1, round(total / count)))
 
 

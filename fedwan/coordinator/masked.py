@@ -32,14 +32,9 @@ from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.buffer import Buffer
 from fedwan.protocol.round import Key, Merge, Round
-from fedwan.protocol.unmasking import (
-    SHARE_BYTES,
-    Unmasking,
-    hash_of,
-)
+from fedwan.protocol.unmasking import SHARE_BYTES, Unmasking, hash_of
 from fedwan.state import (
     Layout,
-    OnDemand,
     State,
     check_tensors,
     read_tensors,
@@ -65,6 +60,7 @@ class MaskedMerger:
         self.sampler = Sampler({})
         self._count = 0
         self.is_saved = False
+        """Whether what was added up is on disk."""
 
     def add(
         self, tensors: Iterable[tuple[str, Coded]], weight: float = 1.0, scale: float = 1.0
@@ -79,16 +75,16 @@ class MaskedMerger:
     def save(self, folder: Path, round_: Round[Contribution], run_id: str) -> None:
         """Write the sum, and what it is made of."""
         path, previous = _files(folder, round_.fragment)
-        values = OnDemand(self._sums, lambda name: self._sums[name].state()[0])
+        sums = {name: total.state() for name, total in self._sums.items()}
         meta = {
             "run_id": run_id,
             "fragment": round_.fragment.index,
             "version": round_.version,
-            "sizes": {name: total.state()[1] for name, total in self._sums.items()},
+            "sizes": {name: sizes for name, (_, sizes) in sums.items()},
             "merged": [_to_row(merge) for merge in round_.merged],
         }
         folder.mkdir(exist_ok=True)
-        write_tensors(path, values, meta, previous)
+        write_tensors(path, {name: values for name, (values, _) in sums.items()}, meta, previous)
         self.is_saved = True
 
     def load(self, path: Path, basis: bytes) -> list[Merge[Contribution]]:
