@@ -226,6 +226,13 @@ def check_masks(config: Config, strategy: Strategy) -> None:
                 f"set round.quorum={least}"
             ]
         )
+    if (every := config.checkpoint.every) > 1:
+        faults.add(
+            [
+                f"checkpoint.every = {every}: no version is summed twice under masks, so that a "
+                "run could not go on from a checkpoint of rounds before; set checkpoint.every=1"
+            ]
+        )
     for key, value, off in (
         ("round.merge", rounds.merge, "mean"),
         ("round.max_staleness", rounds.max_staleness, 0),
