@@ -227,6 +227,24 @@ class WrappedLink:
         return getattr(self._inner, name)
 
 
+class Stopped(Exception):  # noqa: N818
+    """A site has died, and a run in one process with it."""
+
+
+class DyingLink(WrappedLink):
+    """Its site dies before it sends the contribution to a version."""
+
+    def __init__(self, inner: Link, version: int) -> None:
+        super().__init__(inner)
+        self._version = version
+
+    def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
+        if header.version == self._version:
+            raise Stopped
+        receipt: wire.Receipt = self._inner.upload(header, payload)
+        return receipt
+
+
 class DawdlingLink(WrappedLink):
     """Every upload waits a random while, so that contributions arrive in any order."""
 

@@ -25,7 +25,7 @@ from fedwan.cli.arguments import (
     option,
     resuming,
 )
-from fedwan.config import Config
+from fedwan.config import MASKED, Config
 from fedwan.errors import ConfigError, RunStopped
 from fedwan.flower.processes import stop_on_sigterm
 from fedwan.output.board import read_run
@@ -150,7 +150,8 @@ def coordinator(
 
     from fedwan.flower.coordinator import serve_coordinator
 
-    start(config, partial(serve_coordinator, identity=identity.absolute(), resume=resume))
+    serve = partial(serve_coordinator, from_version=from_version)
+    start(config, partial(serve, identity=identity.absolute(), resume=resume))
 
 
 def site(
@@ -216,27 +217,34 @@ def load_config(
     out = Path(config.out).absolute()
     config.out = str(out)
     if resume:
-        from fedwan.coordinator.model import go_back, newest_whole
+        from fedwan.coordinator.model import newest_whole
 
         if not holds_run(out):
             raise ConfigError(f"out = {config.out!r} holds no checkpoint yet; leave --resume out")
         if not (out / "summary.json").exists():
-            if from_version is not None:
-                go_back(out / "checkpoint", from_version)
             newest_whole(out / "checkpoint")  # what is damaged is told before anything starts
-        elif changes := [word for word in words if not word.startswith("out=")]:
+        elif changes := [*_going_back(from_version), *(w for w in words if w[:4] != "out=")]:
             raise ConfigError(
                 f"the run in {str(out)!r} is complete, {' '.join(changes)} would change nothing; "
                 "train on in a new run with init.NETWORK=FILE, which `fedwan export` writes"
             )
-    elif from_version is not None:
-        raise ConfigError(f"from_version = {from_version} is for a run that goes on; add --resume")
+    elif going_back := _going_back(from_version):
+        raise ConfigError(f"{going_back[0]} is for a run that goes on; add --resume")
     elif holds_run(out):
         raise ConfigError(
             f"out = {config.out!r} holds a run already; "
             f"go on with it: {resuming(out)}, or choose another out="
         )
+    if from_version is not None and config.codec.up in MASKED:
+        raise ConfigError(
+            f"--from-version={from_version}: no version is summed twice under masks; begin a new "
+            "run with init.NETWORK=FILE, which `fedwan export` writes"
+        )
     return config
+
+
+def _going_back(from_version: int | None) -> list[str]:
+    return [] if from_version is None else [f"--from-version={from_version}"]
 
 
 def run_here(
@@ -264,7 +272,8 @@ def run_here(
 
     from fedwan.flower.coordinator import run_local
 
-    start(config, partial(run_local, command=command, resume=resume))
+    run_services = partial(run_local, command=command, from_version=from_version)
+    start(config, partial(run_services, resume=resume))
 
 
 def start(config: Config, services: RunServices) -> None:

@@ -79,8 +79,8 @@ def go_back(folder: Path, version: int) -> None:
             kept[min(read_tensors_meta(path)["versions"])] = path
     if version not in kept:
         raise ConfigError(
-            f"from_version = {version} is not kept; kept are {', '.join(map(str, kept))}, and "
-            "checkpoint.every=N keeps every N-th"
+            f"--from-version={version} is not kept; kept are {', '.join(map(str, kept))}, and "
+            "checkpoint.every=N makes one every N rounds"
         )
     if kept[version].name == PREVIOUS:
         os.replace(kept[version], folder / CHECKPOINT)

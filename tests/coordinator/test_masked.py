@@ -23,7 +23,7 @@ from fedwan.protocol.round import Key
 from fedwan.simulation import Absence
 from fedwan.site.masker import Masker
 from tests.planes import dialling, layout_of_size, serving
-from tests.support import NET, hub_of, run_tiny, tiny_config
+from tests.support import NET, DyingLink, Stopped, hub_of, run_tiny, tiny_config
 
 
 def config_of(strategy: str = "diloco", **sections: Any) -> Config:
@@ -41,24 +41,13 @@ def test_all_sites_end_on_the_same_weights_and_so_does_a_run_that_was_resumed(
     rows = whole_run.rounds()
     assert len(rows) == 36 and not any(row["cosines"] or row["norms"] for row in rows)
 
-    class Stopped(Exception):  # noqa: N818
-        pass
-
-    def stops(name: str, link: Any) -> Any:
-        upload = link.upload
-
-        def upload_or_stop(header: wire.UploadHeader, payload: Any) -> wire.Receipt:
-            if header.version == 5 and name == "s2":
-                raise Stopped
-            receipt: wire.Receipt = upload(header, payload)
-            return receipt
-
-        link.upload = upload_or_stop
-        return link
-
     config.checkpoint.every = 1
     with pytest.raises(Stopped):
-        run_tiny(tmp_path / "b", config, wrap=stops)
+        run_tiny(
+            tmp_path / "b",
+            config,
+            wrap=lambda name, link: DyingLink(link, 5) if name == "s2" else link,
+        )
     again = run_tiny(tmp_path / "b", config, resume=True)
     assert again.hashes == {sha256}
     exact = run_tiny(tmp_path / "c", config_of(codec={"up": "fp32"}))
@@ -201,6 +190,7 @@ def test_an_operator_cannot_let_go_of_a_site_whose_shares_are_needed() -> None:
         ("scaffnew", {}, "does not go with strategy 'scaffnew'.* set strategy=diloco"),
         ("async_diloco", {}, "does more with contributions than to add them up"),
         ("diloco", {"round": {"merge": "median", "bad": 1}}, "round.merge = 'median' reads"),
+        ("diloco", {"checkpoint": {"every": 3}}, "summed twice under masks.* checkpoint.every=1"),
         ("diloco", {"round": {"quorum": 1}}, "more than half of all sites.* set round.quorum=2"),
     ],
 )

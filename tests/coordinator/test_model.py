@@ -36,7 +36,16 @@ from fedwan.state import (
 )
 from fedwan.strategy import Strategy
 from strategies import diloco, local_sgd, sync
-from tests.support import ADAM, build_strategy, run_tiny, same_bits, spec, tiny_config
+from tests.support import (
+    ADAM,
+    DyingLink,
+    Stopped,
+    build_strategy,
+    run_tiny,
+    same_bits,
+    spec,
+    tiny_config,
+)
 
 Kinds = wire.DownloadRequest
 LAYOUT: Layout = {
@@ -259,28 +268,13 @@ def test_a_run_goes_back_to_a_checkpoint_that_is_kept(tmp_path: Path) -> None:
     config.checkpoint.every = 2
     (sha256,) = run_tiny(tmp_path / "whole", config).hashes
 
-    class Stopped(Exception):  # noqa: N818
-        pass
-
-    def stops(name: str, link: Any) -> Any:
-        upload = link.upload
-
-        def upload_or_stop(header: wire.UploadHeader, payload: Any) -> wire.Receipt:
-            if header.version == 9 and name == "s2":
-                raise Stopped
-            receipt: wire.Receipt = upload(header, payload)
-            return receipt
-
-        link.upload = upload_or_stop
-        return link
-
     out = tmp_path / "stopped"
     with pytest.raises(Stopped):
-        run_tiny(out, config, wrap=stops)
+        run_tiny(out, config, wrap=lambda name, link: DyingLink(link, 9) if name == "s2" else link)
     newest, before = (
         read_tensors_meta(out / "checkpoint" / n)["versions"] for n in (CHECKPOINT, PREVIOUS)
     )
-    with pytest.raises(ConfigError, match=rf"from_version = 3 is not kept; kept are {before[0]}, "):
+    with pytest.raises(ConfigError, match=rf"--from-version=3 is not kept; kept are {before[0]}, "):
         go_back(out / "checkpoint", 3)
     go_back(out / "checkpoint", newest[0])
     assert (out / "checkpoint" / PREVIOUS).exists()
