@@ -90,6 +90,14 @@ SCENARIOS = {
     ),
     "eager": Scenario("h=2 strategy=eager_diloco codec.up=int4", "until a death"),
     "quorum": Scenario("h=2 strategy=local_sgd codec.up=int2 round.quorum=2", "never"),
+    "deadline": Scenario(
+        "h=2 strategy=diloco codec.up=int4 codec.down=int4 round.quorum=2 round.grace=3", "never"
+    ),
+    "streaming deadline": Scenario(
+        "strategy=streaming_diloco stream.fragments=2 stream.tau=1 h=2 codec.up=int4 "
+        "codec.down=int4 round.quorum=2 round.grace=3",
+        "never",
+    ),
     "async": Scenario("h=2 strategy=async_diloco codec.up=int4", "never"),
     "masked": Scenario("h=2 strategy=diloco codec.up=masked4 codec.down=int4", "always"),
     "masked quorum": Scenario("h=2 strategy=diloco codec.up=masked4 round.quorum=2", "never"),

@@ -5,6 +5,7 @@ It is never held while bytes are checked, merged or sent, nor while files are ma
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import defaultdict
@@ -106,9 +107,10 @@ class Federation:
 
     # The round loop ------------------------------------------------------------------------
 
-    def tick(self) -> None:
-        """Wait until something changes, but not for long; the lock is held."""
-        self.changed.wait(TICK_S)
+    def tick(self, until_s: float = math.inf) -> None:
+        """Wait until something changes or it is time, but not for long; the lock is held."""
+        left_s = until_s - time.monotonic()
+        self.changed.wait(left_s if 0.0 < left_s < TICK_S else TICK_S)
 
     def live(self) -> list[str]:
         """Sites that are there now."""

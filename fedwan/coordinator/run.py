@@ -209,15 +209,12 @@ class CoordinatedRun:
         """Admit the sites."""
         config, strategy, layout = self.config, self._strategy, claim.layout
         fragments = strategy.fragments(layout)
-        is_on_arrival = strategy.policy.arrivals_from is not None
         rounds = CoordinatorRounds(
             strategy,
             fragments,
             self._names,
             config.steps // strategy.h,
             config.data.batch,
-            # Past updates may weigh what the weights do.
-            sum(fragment.num_bytes for fragment in fragments) if is_on_arrival else 0,
             self._resumed.versions if self._resumed else (),
             self.totals.samples,
         )
@@ -349,7 +346,7 @@ class CoordinatedRun:
         hub, rounds = self.hub, self.hub.rounds
         with hub.changed:
             if rounds.is_idle(len(hub.live())):
-                hub.tick()
+                hub.tick(rounds.deadline_s())
         self._tidier.tidy()  # many chunks were received meanwhile
         self._look_round()
         if rounds.is_hopeless:

@@ -203,7 +203,7 @@ class Servicer(Federation):
             except PayloadError as error:
                 return self._rejection(upload, str(error))
             if is_contribution:
-                self.rounds.announce(upload.key)
+                self.rounds.announce(upload.key, time.monotonic())
                 if self.rounds.keeps_updates:
                     # Rounds do not clear them here, and a copy of the average that is out costs
                     # another with every update.
@@ -271,7 +271,8 @@ class Servicer(Federation):
         fragment, version, _ = upload.key
         present = self.rounds.versions[fragment]
         text = f"version {version} is not wanted, the present one is {present}"
-        return wire.Receipt(status=wire.Receipt.STALE, text=text)
+        step = self.rounds.others_step(time.monotonic())
+        return wire.Receipt(status=wire.Receipt.STALE, text=text, others_step=step)
 
     def _rejection(self, upload: Upload, text: str) -> wire.Receipt:
         site = upload.key.site
@@ -338,17 +339,23 @@ class Servicer(Federation):
             return Delivery(self.rounds.tell(site, fragment, status=status, version=version), None)
 
     def _snapshot(self, site: str, request: wire.DownloadRequest) -> Delivery:
-        kind, held = request.kind, request.held_sha256
+        kind, held, holds = request.kind, request.held_sha256, list(request.held_versions)
         with self.changed:
             model, published = self.model, tuple(self.rounds.versions)
+            can_follow = holds != list(published) and self.rounds.leads_from(holds)
             kept = self._snapshots.find(site, kind) if request.checksum else None
             is_behind = False
             if kind == wire.DownloadRequest.GLOBAL:
                 self._note_back(site)
                 is_behind = bool(request.version) and self.rounds.is_behind(site, request.version)
-            told = self.rounds.tell(site, 0, status=wire.DownloadHeader.HELD)
+            step = self.rounds.others_step(time.monotonic())
+            told = self.rounds.tell(site, 0, status=wire.DownloadHeader.HELD, others_step=step)
         if model is None:
             return Delivery(wire.DownloadHeader(status=wire.DownloadHeader.NOT_YET), None)
+        if can_follow:
+            told.status = wire.DownloadHeader.BEHIND
+            told.versions.extend(published)
+            return Delivery(told, None)
         if held and (is_behind or held == model.hash_at(published)):
             told.versions.extend((request.version,) if is_behind else published)
             told.version = model.version_of(told.versions)

@@ -222,7 +222,7 @@ class Work(_message.Message):
     def __init__(self, step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., losses: _Optional[_Mapping[str, float]] = ..., compute_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., figures: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("status", "text", "missing")
+    __slots__ = ("status", "text", "missing", "others_step")
     class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         INCOMPLETE: _ClassVar[Receipt.Status]
@@ -236,13 +236,15 @@ class Receipt(_message.Message):
     STATUS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_STEP_FIELD_NUMBER: _ClassVar[int]
     status: Receipt.Status
     text: str
     missing: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, status: _Optional[_Union[Receipt.Status, str]] = ..., text: _Optional[str] = ..., missing: _Optional[_Iterable[int]] = ...) -> None: ...
+    others_step: int
+    def __init__(self, status: _Optional[_Union[Receipt.Status, str]] = ..., text: _Optional[str] = ..., missing: _Optional[_Iterable[int]] = ..., others_step: _Optional[int] = ...) -> None: ...
 
 class DownloadRequest(_message.Message):
-    __slots__ = ("run_id", "kind", "fragment", "version", "wait_s", "chunks", "checksum", "transfer", "packed", "held_sha256")
+    __slots__ = ("run_id", "kind", "fragment", "version", "wait_s", "chunks", "checksum", "transfer", "packed", "held_sha256", "held_versions")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UPDATE: _ClassVar[DownloadRequest.Kind]
@@ -265,6 +267,7 @@ class DownloadRequest(_message.Message):
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     PACKED_FIELD_NUMBER: _ClassVar[int]
     HELD_SHA256_FIELD_NUMBER: _ClassVar[int]
+    HELD_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     kind: DownloadRequest.Kind
     fragment: int
@@ -275,10 +278,11 @@ class DownloadRequest(_message.Message):
     transfer: int
     packed: bool
     held_sha256: str
-    def __init__(self, run_id: _Optional[str] = ..., kind: _Optional[_Union[DownloadRequest.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., wait_s: _Optional[float] = ..., chunks: _Optional[_Iterable[int]] = ..., checksum: _Optional[int] = ..., transfer: _Optional[int] = ..., packed: _Optional[bool] = ..., held_sha256: _Optional[str] = ...) -> None: ...
+    held_versions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run_id: _Optional[str] = ..., kind: _Optional[_Union[DownloadRequest.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., wait_s: _Optional[float] = ..., chunks: _Optional[_Iterable[int]] = ..., checksum: _Optional[int] = ..., transfer: _Optional[int] = ..., packed: _Optional[bool] = ..., held_sha256: _Optional[str] = ..., held_versions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DownloadHeader(_message.Message):
-    __slots__ = ("status", "version", "num_bytes", "checksum", "chunk_bytes", "durable_version", "versions", "merged_from", "merged_into", "steps", "run_step", "anew_from", "is_own", "congestion", "unmask", "sizes")
+    __slots__ = ("status", "version", "num_bytes", "checksum", "chunk_bytes", "durable_version", "versions", "merged_from", "merged_into", "steps", "run_step", "anew_from", "is_own", "congestion", "unmask", "others_step", "sizes")
     class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         READY: _ClassVar[DownloadHeader.Status]
@@ -287,12 +291,14 @@ class DownloadHeader(_message.Message):
         DONE: _ClassVar[DownloadHeader.Status]
         HELD: _ClassVar[DownloadHeader.Status]
         UNMASK: _ClassVar[DownloadHeader.Status]
+        BEHIND: _ClassVar[DownloadHeader.Status]
     READY: DownloadHeader.Status
     NOT_YET: DownloadHeader.Status
     SUPERSEDED: DownloadHeader.Status
     DONE: DownloadHeader.Status
     HELD: DownloadHeader.Status
     UNMASK: DownloadHeader.Status
+    BEHIND: DownloadHeader.Status
     STATUS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -308,6 +314,7 @@ class DownloadHeader(_message.Message):
     IS_OWN_FIELD_NUMBER: _ClassVar[int]
     CONGESTION_FIELD_NUMBER: _ClassVar[int]
     UNMASK_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_STEP_FIELD_NUMBER: _ClassVar[int]
     SIZES_FIELD_NUMBER: _ClassVar[int]
     status: DownloadHeader.Status
     version: int
@@ -324,8 +331,9 @@ class DownloadHeader(_message.Message):
     is_own: bool
     congestion: str
     unmask: Unmask
+    others_step: int
     sizes: bytes
-    def __init__(self, status: _Optional[_Union[DownloadHeader.Status, str]] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., durable_version: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., merged_from: _Optional[int] = ..., merged_into: _Optional[int] = ..., steps: _Optional[int] = ..., run_step: _Optional[int] = ..., anew_from: _Optional[int] = ..., is_own: _Optional[bool] = ..., congestion: _Optional[str] = ..., unmask: _Optional[_Union[Unmask, _Mapping]] = ..., sizes: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, status: _Optional[_Union[DownloadHeader.Status, str]] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., durable_version: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., merged_from: _Optional[int] = ..., merged_into: _Optional[int] = ..., steps: _Optional[int] = ..., run_step: _Optional[int] = ..., anew_from: _Optional[int] = ..., is_own: _Optional[bool] = ..., congestion: _Optional[str] = ..., unmask: _Optional[_Union[Unmask, _Mapping]] = ..., others_step: _Optional[int] = ..., sizes: _Optional[bytes] = ...) -> None: ...
 
 class QualityReport(_message.Message):
     __slots__ = ("run_id", "version", "figures_json", "samples")

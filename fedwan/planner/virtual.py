@@ -225,10 +225,9 @@ class VirtualRun:
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._num_events = 0
         self._names = [f"s{index}" for index in range(num_sites)]
-        keep_bytes = 0 if strategy.policy.arrivals_from is None else self.global_bytes
         self._num_rounds = num_steps // strategy.h
         self.rounds: Rounds[_Payload, _Payload] = Rounds(
-            strategy, self.fragments, self._names, self._num_rounds, batch=1, keep_bytes=keep_bytes
+            strategy, self.fragments, self._names, self._num_rounds, batch=1
         )
         work = wire.Work(steps=self.h, samples=self.h)
         self._sent = [_Payload(load.up_bytes, work) for load in self.loads]
@@ -266,7 +265,7 @@ class VirtualRun:
         rounds = self.rounds
         if rounds.settled(key):
             return
-        rounds.announce(key)
+        rounds.announce(key, self.now_s)
         rounds.arrive(key, self._sent[key.fragment], self.now_s)
         if rounds.round and rounds.round.fragment.index == key.fragment:
             self._consider(rounds.round)

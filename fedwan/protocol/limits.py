@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import safetensors
@@ -71,7 +71,10 @@ def bound(message: Message) -> None:
                 raise PayloadError(f"{name} {value[:40]!r} holds characters that cannot be shown")
         elif kind == FieldDescriptor.TYPE_DOUBLE and not 0 <= value <= _MOST_SECONDS:
             raise PayloadError(f"{name} of {value} s; 0 to {_MOST_SECONDS:g} are taken")
-        elif kind == FieldDescriptor.TYPE_UINT64 and value > _MOST_COUNT:
+        elif (
+            kind == FieldDescriptor.TYPE_UINT64
+            and (value := max(value) if isinstance(value, Sequence) else value) > _MOST_COUNT
+        ):
             raise PayloadError(f"{name} of {value}, {_MOST_COUNT} is the most that is taken")
 
 

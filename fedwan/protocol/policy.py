@@ -45,6 +45,12 @@ class RoundPolicy(NamedTuple):
     arrivals_from: int | None = None
     """Version from which every contribution makes a version of its own; None for never."""
 
+    @property
+    def leaves_behind(self) -> bool:
+        """Whether versions follow each other without a site that is late, which has to catch up."""
+        has_deadline = self.grace > 0.0 and self.quorum < self.num_sites
+        return has_deadline or self.arrivals_from is not None
+
     def is_on_arrival(self, version: int) -> bool:
         """Whether the update after `version` is made of one contribution."""
         return self.arrivals_from is not None and version >= self.arrivals_from
@@ -145,6 +151,10 @@ class Paces:
         if math.isfinite(speed) and speed > 0:
             old = self._speeds.get(site, speed)
             self._speeds[site] = PACE_MEMORY * old + (1.0 - PACE_MEMORY) * speed
+
+    def usual(self) -> float:
+        """Steps a second of the site in the middle; 0 while nothing is known."""
+        return statistics.median(self._speeds.values()) if self._speeds else 0.0
 
     def steps(self, site: str) -> int:
         """0 where the pace is the same for all, or not known yet."""

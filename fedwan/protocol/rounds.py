@@ -11,12 +11,14 @@ virtual time. Not locked.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from fedwan.errors import PayloadError
-from fedwan.fragments import Fragment, next_due, rounds_done
+from fedwan.fragments import Fragment, due_step, next_due, rounds_done
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.policy import Paces, Verdict
 from fedwan.protocol.round import C, Key, Merge, Round
@@ -40,7 +42,11 @@ U = TypeVar("U", bound=_HasBytes)
 
 
 class Rounds(Generic[C, U]):
-    """Of a fragment, past updates are kept up to `keep_bytes`; 0: the newest for its round."""
+    """The rounds of all fragments.
+
+    Where sites can be left behind, past updates of a fragment are kept as long as they weigh no
+    more than it does; else the newest one, for its round.
+    """
 
     def __init__(
         self,
@@ -49,7 +55,6 @@ class Rounds(Generic[C, U]):
         site_names: Sequence[str],
         num_versions: int,
         batch: int,
-        keep_bytes: int = 0,
         versions: Sequence[int] = (),
         samples: int = 0,
     ) -> None:
@@ -76,12 +81,15 @@ class Rounds(Generic[C, U]):
         self.awaited = list(site_names)
         """Sites that rounds wait for."""
         self._num_versions = num_versions
-        self.keeps_updates = keep_bytes > 0
+        self.keeps_updates = strategy.policy.leaves_behind
         """Whether past ones can be had, too."""
-        self._keep_bytes = keep_bytes
         self._batch = batch
         self._paces = Paces(strategy.h, strategy.least_steps)
         self._past_s = [deque[float](maxlen=PAST_ROUNDS) for _ in fragments]
+        self._past_left_s = [deque[float](maxlen=PAST_ROUNDS) for _ in fragments]
+        """Of each round, when most of its sites had sent, in seconds from its beginning."""
+        self._left_s: list[dict[tuple[int, str], float]] = [{} for _ in fragments]
+        """By version and site, when a contribution was announced."""
         self._whole: list[dict[tuple[int, str], C]] = [{} for _ in fragments]
         """By version and site, in the order in which they became whole."""
         self._closed: dict[int, Sequence[Merge[C]]] = {}
@@ -162,12 +170,13 @@ class Rounds(Generic[C, U]):
                 "same configuration"
             )
 
-    def announce(self, key: Key) -> None:
+    def announce(self, key: Key, now_s: float) -> None:
         """A wanted contribution is on its way: its site holds the update before it.
 
         Once all sites do, the update's memory is free to go.
         """
         fragment, version, site = key
+        self._left_s[fragment].setdefault((version, site), now_s)
         if not self.keeps_updates and version in self._updates[fragment]:
             self._holders[fragment].add(site)
             if self._holders[fragment].issuperset(self.awaited):
@@ -259,6 +268,8 @@ class Rounds(Generic[C, U]):
             present.is_closed = True
             if not present.is_on_arrival:
                 self._past_s[index].append(present.last_s)
+                if left := self._sent_s(present):
+                    self._past_left_s[index].append(left - present.began_s)
             if not self.keeps_updates:
                 self.withdraw(index)
         return verdict, merges
@@ -272,6 +283,11 @@ class Rounds(Generic[C, U]):
     def withdraw(self, fragment: int) -> None:
         """Drop the update that is out: who still wants it takes the global weights."""
         self._updates[fragment].clear()
+
+    def deadline_s(self) -> float:
+        """When the present round may close without all of its sites."""
+        present = self._present()
+        return present.began_s + self._policy.deadline_s(self._past_s[present.fragment.index])
 
     def is_idle(self, num_live: int) -> bool:
         """Whether nothing is here that could be merged now."""
@@ -291,6 +307,8 @@ class Rounds(Generic[C, U]):
         index, version = present.fragment.index, present.version + 1
         self.hold(index, version, update)
         self._own[index] = version if is_own else 0
+        left_s = self._left_s[index]
+        self._left_s[index] = {key: at_s for key, at_s in left_s.items() if key[0] >= version}
         self.samples += present.samples
         self.latest = [merge.key.site for merge in present.merged]
         merged = self._merged[index]
@@ -305,7 +323,8 @@ class Rounds(Generic[C, U]):
         updates[version] = update
         if len(updates) > 1:
             total = sum(held.num_bytes for held in updates.values())
-            while len(updates) > 1 and total > self._keep_bytes:
+            most = self._fragments[fragment].num_bytes if self.keeps_updates else 0
+            while len(updates) > 1 and total > most:
                 total -= updates.pop(next(iter(updates))).num_bytes
         self.versions[fragment] = version
         self._holders[fragment].clear()
@@ -357,6 +376,43 @@ class Rounds(Generic[C, U]):
                 self._begin_anew(fragment)  # it cannot learn from it any more
             return wire.DownloadHeader.SUPERSEDED, None
         return (wire.DownloadHeader.DONE if self.is_over else wire.DownloadHeader.NOT_YET), None
+
+    def leads_from(self, versions: Sequence[int]) -> bool:
+        """Whether updates that are kept lead a site from these versions to the present ones."""
+        return len(versions) == len(self.versions) and all(
+            version <= present <= version + len(updates)
+            and all(at in updates for at in range(version + 1, present + 1))
+            for version, present, updates in zip(
+                versions, self.versions, self._updates, strict=True
+            )
+        )
+
+    def _sent_s(self, present: Round[C]) -> float:
+        """When the site in the middle announced its contribution to a round; 0 for none yet."""
+        at_s = [
+            s
+            for key, s in self._left_s[present.fragment.index].items()
+            if key[0] == present.version
+        ]
+        return statistics.median(at_s) if at_s else 0.0
+
+    def others_step(self, now_s: float) -> int:
+        """The step that sites stand at which keep up, as past rounds tell; 0 if nothing does.
+
+        Never beyond what they can take before the present round's update lands.
+        """
+        present = self.round
+        if present is None or present.is_on_arrival or not (speed := self._paces.usual()):
+            return 0
+        index, h = present.fragment.index, self._strategy.h
+        sent_s = self._sent_s(present)
+        if not sent_s:
+            if not (past := self._past_left_s[index]):
+                return 0
+            sent_s = max(now_s, present.began_s + statistics.median(past))
+        due = due_step(present.fragment, present.version, h, self._num_versions * h)
+        most = min(self._strategy.overlap.tau, present.fragment.steps(h) - 1)
+        return max(0, due + min(most, math.floor((now_s - sent_s) * speed)))
 
     def tell(self, site: str, fragment: int, **fields: Any) -> wire.DownloadHeader:
         """What holds for this site alone, and these fields."""

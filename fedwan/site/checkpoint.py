@@ -202,6 +202,11 @@ class SiteCheckpoints:
         if (keeping := self._keeping.pop(fragment.index, None)) is not None:
             keeping.result()
 
+    def kept_global(self, fragment: Fragment) -> list[int]:
+        """Versions of a fragment's global weights that all processes have kept, newest first."""
+        kept = self._group.collect(self._own_versions(f"{_GLOBAL}-{fragment.index}"))
+        return sorted(set.intersection(*kept), reverse=True)
+
     def load_global(self, fragment: Fragment, version: int) -> bool:
         """Have a fragment's global weights, if all processes have kept them; collective."""
         tensors: State = {}

@@ -184,7 +184,8 @@ class Exchange:
             self._in_vain.set()
             self._flights.clear()
             return step
-        return self._place.run_step if self._place.keeps_pace else step
+        place = self._place
+        return place.run_step if place.keeps_pace else place.ahead(step, self._flights)
 
     # Departure -----------------------------------------------------------------------------
 
@@ -289,6 +290,7 @@ class Exchange:
             raise _Refused
         flight.sent = (residual, owed)
         if receipt.status != wire.Receipt.ACCEPTED:
+            self._place.note_others(receipt)
             flight.unpaid = self._residuals.of(fragment)
             if self._place.keeps_pace:
                 self._place.checkpoints.drop(version + 1)
@@ -380,22 +382,29 @@ class Exchange:
 
     def _start_over(self, is_refused: bool) -> int:
         """Give up what is in flight and take the global weights; the step that they stand at."""
+        place = self._place
         self._in_vain.set()
-        self._group.lead(self._ground)
+        held = self._group.lead(self._ground)
         self._in_vain = threading.Event()
         for flight in self._flights.values():
             if flight.sent is None:  # nobody knows whether it was merged, and so paid
                 self._residuals.settle(flight.fragment, flight.version, {})
         self._flights.clear()
-        place = self._place
-        place.start_over(is_refused)
-        return place.run_step if place.keeps_pace else place.reached(place.versions)
+        place.start_over(is_refused, held)
+        return place.run_step if place.keeps_pace else place.ahead(place.reached(place.versions))
 
-    def _ground(self) -> None:
-        """Wait for what is in the air; a call of it in which nothing moves ends by itself."""
+    def _ground(self) -> list[int]:
+        """Wait for what is in the air; a call of it in which nothing moves ends by itself.
+
+        The versions of the global weights then: what has come has moved them.
+        """
+        held = list(self._place.versions)
         for flight in self._flights.values() if self._tau else ():
             with suppress(_Astray):
-                cast(Future[Delivery], flight.update).result()
+                update = cast(Future[Delivery], flight.update).result()
+                if self._group.size == 1:
+                    held[flight.fragment.index] = update.header.version
+        return held
 
     def finish(self) -> None:
         """The run is complete: hold the weights that it ended with."""

@@ -72,6 +72,10 @@ class Meter:
         began, other = self._step_began
         self._compute_s += self._clock() - began - (self._wait_s + self._aside_s - other)
 
+    def speed(self) -> float:
+        """Steps in a second of computing."""
+        return self.total.steps / self._compute_s if self._compute_s else 0.0
+
     def add_losses(self, losses: Mapping[str, Tensor]) -> None:
         """Losses of a step, summed where they are: no transfer from a GPU."""
         for name, value in losses.items():

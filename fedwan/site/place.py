@@ -8,6 +8,7 @@ owes, and checkpoints; whole weights are fetched. Nothing here knows what is on 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from fedwan.site.checkpoint import Ledger, Residuals, SiteCheckpoints
 from fedwan.site.masker import Masker, Sealed
 from fedwan.site.meter import Meter, Work
 from fedwan.site.replica import Replica
-from fedwan.site.stub import CoordinatorStub, is_held, is_merged
+from fedwan.site.stub import CoordinatorStub, can_follow, is_held, is_merged
 from fedwan.state import State
 from fedwan.strategy import Landing, SiteHook, Strategy
 
@@ -70,6 +71,10 @@ class Place:
         self.sizes = [first_sizes(part.layout) for part in self.parts]
         """Of each fragment's parameters, what the next contribution under masks is rounded by."""
         self._anew: dict[int, int] = {}  # by fragment, the version at which the hook began anew
+        self._others = (
+            0,
+            0.0,
+        )  # step of sites that keep up, and when it was told; 0: nothing to do
 
     def reached(self, versions: Sequence[int]) -> int:
         """Where a site stands that holds these versions."""
@@ -136,6 +141,33 @@ class Place:
         """The steps that lead to a version are complete."""
         self.checkpoints.save(version, self.durable_version, ledger)
 
+    # Left behind ---------------------------------------------------------------------------
+
+    def note_others(self, told: wire.Receipt | wire.DownloadHeader) -> None:
+        """Where sites stood which keep up, as the coordinator said of a round that went on."""
+        if told.others_step:
+            self._others = (told.others_step, time.monotonic())
+
+    def ahead(self, step: int, flying: Collection[int] = ()) -> int:
+        """The step to go on from where others went on without this site; collective.
+
+        It is theirs, but before its own next contribution, which would else come too late as well.
+        """
+        if not self.strategy.policy.leaves_behind or self.keeps_pace:
+            return step
+
+        def present() -> int:
+            told_step, at_s = self._others
+            self._others = (0, 0.0)
+            return told_step and told_step + int((time.monotonic() - at_s) * self.meter.speed())
+
+        h, num_steps = self.strategy.h, self.num_steps
+        due = min(
+            due_step(f, self.versions[f.index] + (f.index in flying), h, num_steps)
+            for f in self.fragments
+        )
+        return max(step, min(self.replica.group.lead(present), due - 1))
+
     # Beginning, and beginning anew ---------------------------------------------------------
 
     def take_weights(self) -> wire.DownloadHeader:
@@ -156,23 +188,44 @@ class Place:
         self.replica.advance(payload, fragment, self.strategy.down)
 
     def _follow(self, versions: Sequence[int], held: Sequence[int | None]) -> wire.DownloadHeader:
-        """Have the present global weights: those held, with the updates missed, or all anew."""
-        held = list(held)
-        for fragment, version in zip(self.fragments, versions, strict=True):
-            if held[fragment.index] == version - 1:
-                update = self.stub.fetch_published(fragment.index, version)
-                if update.payload is not None:
-                    self.advance(fragment, update.payload)
-                    held[fragment.index] = version
-        return self._fetch(self.replica.held_sha256(self.fragments) if held == versions else "")
+        """Have the present global weights: those held, with the updates missed, or all anew.
 
-    def _fetch(self, held_sha256: str, repeats: int = 0) -> wire.DownloadHeader:
+        Where versions follow each other without this site, what was missed meanwhile, too.
+        """
+        header = wire.DownloadHeader(status=wire.DownloadHeader.BEHIND, versions=versions)
+        while can_follow(header):
+            if not all(map(self._advance_to, self.fragments, held, header.versions)):
+                header = self._fetch("")
+                if not self.strategy.policy.leaves_behind:
+                    break
+            versions = held = list(header.versions)
+            header = self._fetch(self.replica.held_sha256(self.fragments), versions)
+        return header
+
+    def _advance_to(self, fragment: Fragment, held: int | None, version: int) -> bool:
+        """Have a fragment's global weights of a version, if updates lead there from those held."""
+        while held is not None and held < version:
+            update = self.stub.fetch_published(fragment.index, held + 1)
+            if update.payload is None:
+                return False
+            self.advance(fragment, update.payload)
+            held += 1
+        return held is not None
+
+    def _fetch(
+        self, held_sha256: str, held: Sequence[int] = (), repeats: int = 0
+    ) -> wire.DownloadHeader:
         """Have the weights that the coordinator has, which sends what this site has not."""
-        weights, header = self.stub.fetch_weights(held_sha256=held_sha256, repeats=repeats)
+        weights, header = self.stub.fetch_weights(
+            held_sha256=held_sha256, held_versions=held, repeats=repeats
+        )
+        if can_follow(header):
+            return header
         if not is_held(header):
             for fragment in self.fragments:
                 self.checkpoints.await_global(fragment)
             self.replica.load_base(weights)
+        self.note_others(header)
         self.versions = list(header.versions)
         self.note_sizes(header, self.fragments)
         return header
@@ -186,9 +239,14 @@ class Place:
             header.merged_from, header.merged_into = self.versions[0] - 1, self.versions[0]
         return header
 
-    def start_over(self, is_refused: bool) -> None:
-        """Take the global weights; without what error feedback owes, if that was refused."""
-        header = self.take_weights()
+    def start_over(self, is_refused: bool, held: Sequence[int]) -> None:
+        """Take the global weights; without what error feedback owes, if that was refused.
+
+        `held`: the versions of those that this site has.
+        """
+        header = self._follow(held, held) if self.follows else self._fetch("")
+        self.replica.adopt()
+        self.note(header)
         owed = self.residuals.ledger(Work(0, 0))._replace(versions=tuple(self.versions))
         for fragment in self.fragments:
             self.keep(fragment)
@@ -261,7 +319,7 @@ class Place:
             if version not in kept:
                 at = f"version {usable}" if usable else "the beginning"
                 log.warning("data order and optimisers go on from %s", at)
-        return run_step if self.keeps_pace else self.reached(self.versions), False
+        return run_step if self.keeps_pace else self.ahead(self.reached(self.versions)), False
 
     def _bring(self, versions: Sequence[int], newest: int) -> wire.DownloadHeader:
         """Have the weights that this site goes on from."""
@@ -270,7 +328,7 @@ class Place:
         if self.is_behind:
             is_here = self.checkpoints.load_global(self.fragments[0], newest)
             held_sha256 = self.replica.held_sha256(self.fragments) if is_here else ""
-            header = self._fetch(held_sha256, newest)
+            header = self._fetch(held_sha256, repeats=newest)
             self.is_behind = self.versions == [newest]
             return header
         held = [self._held(f, v) for f, v in zip(self.fragments, versions, strict=True)]
@@ -281,12 +339,13 @@ class Place:
         return header
 
     def _held(self, fragment: Fragment, version: int) -> int | None:
-        """Of the global weights of a version or the one before, which this site has now."""
-        for held in (version, version - 1):
-            # A process begins with the weights of version 0.
-            if held <= 0 or self.checkpoints.load_global(fragment, held):
-                return max(held, 0)
-        return None
+        """Of its newest global weights up to a version, which this site has now."""
+        least = 0 if self.strategy.policy.leaves_behind else version - 1
+        for held in self.checkpoints.kept_global(fragment):
+            if least <= held <= version and self.checkpoints.load_global(fragment, held):
+                return held
+        # A process begins with the weights of version 0.
+        return 0 if least <= 0 else None
 
     def _is_behind(self, versions: Sequence[int], newest: int) -> bool:
         is_over = bool(versions) and self.reached(versions) >= self.num_steps

@@ -8,7 +8,7 @@ half. That costs a thread, and a call that waits at the coordinator.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, cast
 
@@ -159,20 +159,23 @@ class CoordinatorStub:
         self,
         kind: wire.DownloadRequest.Kind = Asked.GLOBAL,
         held_sha256: str = "",
+        held_versions: Sequence[int] = (),
         repeats: int = 0,
     ) -> tuple[State | None, wire.DownloadHeader]:
         """The present global weights, or their moving average, at rank 0; what was said of them.
 
         Nothing but that where this site has the global ones already, as their hash tells, or those
-        of the version that it `repeats` the last steps from.
+        of the version that it `repeats` the last steps from; or where it can follow the updates
+        from the versions that it has.
         """
         kept: list[State] = []
 
         def fetch() -> wire.DownloadHeader:
-            header, payload = self._download(kind, version=repeats, held_sha256=held_sha256)
+            held = {"held_sha256": held_sha256, "held_versions": held_versions}
+            header, payload = self._download(kind, version=repeats, **held)
             if payload is not None:
                 kept.append(fp32().decode(payload, self._layout))
-            elif not is_held(header):
+            elif not (is_held(header) or can_follow(header)):
                 raise FedwanError("the coordinator has no weights yet; its run has not begun")
             return header
 
@@ -207,6 +210,11 @@ def is_superseded(update: Delivery) -> bool:
 def is_held(header: wire.DownloadHeader) -> bool:
     """Whether this site has the weights that it asked for."""
     return header.status == wire.DownloadHeader.HELD
+
+
+def can_follow(header: wire.DownloadHeader) -> bool:
+    """Whether updates lead from the weights that this site has to the present ones."""
+    return header.status == wire.DownloadHeader.BEHIND
 
 
 def is_merged(header: wire.DownloadHeader, start: int, into: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.policy import RoundPolicy, barrier
 from fedwan.protocol.round import Key
 from fedwan.protocol.rounds import Rounds
+from fedwan.state import Role, TensorSpec
 from fedwan.strategy import Strategy
 
 Header = wire.DownloadHeader
@@ -31,15 +33,15 @@ class Update(NamedTuple):
 def make(
     policy: RoundPolicy,
     num_fragments: int = 1,
-    keep_bytes: int = 0,
     num_versions: int = 4,
     **words: Any,
 ) -> Rounds[Sent, Update]:
     words.setdefault("clock", "versions" if policy.arrivals_from is None else "samples")
     no_step: Any = None
     strategy = Strategy("delta", 2, whole, no_step, fp32(), fp32(), policy, **words)
-    fragments = [Fragment(index, {}, index) for index in range(num_fragments)]
-    return Rounds(strategy, fragments, SITES, num_versions, 1, keep_bytes)
+    layout = {"net/weight": TensorSpec((5,), torch.float32, Role.PARAMETER)}
+    fragments = [Fragment(index, layout, index) for index in range(num_fragments)]
+    return Rounds(strategy, fragments, SITES, num_versions, 1)
 
 
 def send(
@@ -47,7 +49,7 @@ def send(
 ) -> None:
     key = Key(0, version, site)
     assert rounds.settled(key) == ""
-    rounds.announce(key)
+    rounds.announce(key, now_s)
     rounds.arrive(key, Sent(wire.Work(steps=steps, samples=steps, compute_s=1.0)), now_s)
 
 
@@ -124,7 +126,7 @@ def test_only_the_present_version_and_the_next_are_wanted() -> None:
 
 
 def test_on_arrival_the_first_to_come_makes_a_version() -> None:
-    rounds = make(RoundPolicy(3, 2, max_staleness=1, discount=0.5, arrivals_from=0), keep_bytes=10)
+    rounds = make(RoundPolicy(3, 2, max_staleness=1, discount=0.5, arrivals_from=0))
     rounds.begin(0.0)
     for site in ("s2", "s1"):
         send(rounds, site, 0)
@@ -140,7 +142,7 @@ def test_on_arrival_the_first_to_come_makes_a_version() -> None:
 
 
 def test_a_pace_of_the_sites_own_ends_with_the_samples_of_all() -> None:
-    rounds = make(RoundPolicy(3, 1, arrivals_from=0), keep_bytes=10, least_steps=1)
+    rounds = make(RoundPolicy(3, 1, arrivals_from=0), least_steps=1)
     for count in range(1, 13):
         rounds.begin(0.0)
         send(rounds, "s1" if count % 2 else "s2", rounds.versions[0], steps=2 if count % 2 else 1)
@@ -176,22 +178,42 @@ def test_an_update_s_memory_is_freed_once_all_sites_have_it() -> None:
     rounds = make(barrier(3))
     close(rounds, *SITES)
     for site in SITES[:2]:
-        rounds.announce(Key(0, 1, site))
+        rounds.announce(Key(0, 1, site), 0.0)
         assert rounds.answer(site, 0, 1)[0] == Header.READY
-    rounds.announce(Key(0, 1, "s3"))
+    rounds.announce(Key(0, 1, "s3"), 0.0)
     assert rounds.answer("s1", 0, 1)[0] == Header.SUPERSEDED
 
 
-def test_past_updates_are_kept_up_to_a_weight() -> None:
-    rounds = make(RoundPolicy(3, 1, arrivals_from=0), keep_bytes=20)
+@pytest.mark.parametrize("policy", [RoundPolicy(3, 1, arrivals_from=0), barrier(3, 2, grace=3.0)])
+def test_past_updates_are_kept_up_to_the_weight_of_their_fragment(policy: RoundPolicy) -> None:
+    rounds = make(policy)
     for version in range(1, 5):
         rounds.hold(0, version, Update(8))
     assert [rounds.answer("s1", 0, version)[0] for version in range(1, 5)] == [
         *[Header.SUPERSEDED] * 2,
         *[Header.READY] * 2,
     ]
+    assert rounds.leads_from([2]) and rounds.leads_from([4])
+    assert not rounds.leads_from([1]) and not rounds.leads_from([5]) and not rounds.leads_from([])
     rounds.hold(0, 5, Update(100))  # the newest in any case
     assert rounds.answer("s1", 0, 5)[0] == Header.READY
+
+
+def test_where_the_sites_stand_that_keep_up_follows_from_their_last_rounds() -> None:
+    """H = 2, one step a half second; contributions leave 3 s after a round has begun."""
+    rounds = make(barrier(3, 2, grace=3.0), num_versions=20)
+    for version in range(6):
+        rounds.begin(10.0 * version)
+        assert (rounds.others_step(10.0 * version + 2.0) > 0) == (version > 0), "nothing is known"
+        for site in SITES:
+            send(rounds, site, version, 10.0 * version + 3.0)
+        assert rounds.advance(10.0 * version + 4.0, 3)[0] == "close"
+        rounds.publish(Update(1))
+    rounds.begin(60.0)
+    assert [rounds.others_step(60.0 + s) for s in (0, 2, 2.6, 3, 9)] == [8, 12, 13, 14, 14]
+    rounds.expect(["s1", "s2"])
+    send(rounds, "s1", 6, 61.0)
+    assert rounds.others_step(61.2) == 14, "most have sent, and wait: it is one contribution so far"
 
 
 def test_a_site_that_missed_an_update_it_is_merged_into_has_all_sites_begin_anew() -> None:
@@ -289,7 +311,7 @@ def test_each_contribution_is_merged_once_or_dropped(
     policy = barrier(3, quorum, 5.0, max_staleness=max_staleness)
     if arrives:
         policy = RoundPolicy(3, quorum, 1e9, max_staleness=max_staleness, arrivals_from=0)
-    rounds = make(policy, keep_bytes=100 if arrives else 0, num_versions=10**6)
+    rounds = make(policy, num_versions=10**6)
     now_s, sent, merged, freed = 0.0, 0, 0, 0
     present = rounds.begin(now_s)
     for what, site in steps:
