@@ -2,8 +2,9 @@
 
 `timed`, pix2pix's size, steps of 0.1 s, four sites, H = 50, int4, a link of 100 Mbit/s and 100 ms
 each: `fedwan demo` with all its processes, in a namespace and on a disk of their own. A process is
-killed at random moments, so many an hour. Goodput is the contributions that were merged in a
-second, over those of the run that nothing disturbed, counted from the third version on. Needs root.
+killed at random moments, so many an hour. Goodput is the weight of the contributions that were
+merged in a second (1 for H steps), over that of the run that nothing disturbed, counted from the
+third version on. Needs root.
 `--quick`: a tenth of the time.
 
 Row: strategy quorum killed per_hour faults seconds contributions_per_s goodput lost_s
@@ -79,7 +80,7 @@ def _undisturbed(case: Case) -> float:
 
 
 def _rate(case: Case) -> tuple[int, float, float]:
-    """Faults caused, seconds, and contributions merged in one of them."""
+    """Faults caused, seconds, and the weight of contributions merged in one of them."""
     rng, faults = random.Random(str(case)), 0
     folder = Path(tempfile.mkdtemp(prefix="fedwan-goodput-")) / "run"
     run = Federation(folder, case.words, DISK)
@@ -103,5 +104,5 @@ def _rate(case: Case) -> tuple[int, float, float]:
         folder.rmdir()
 
 
-def _merged(run: Federation) -> int:
-    return sum(row["event"] == "contribution" for row in run.journal())
+def _merged(run: Federation) -> float:
+    return sum(row["weight"] for row in run.journal() if row["event"] == "contribution")

@@ -24,6 +24,7 @@ from fedwan.link.base import Ticket
 from fedwan.site.assignment import (
     VARIABLE,
     Assignment,
+    drop_meeting,
     newest_version,
     read_outcome,
 )
@@ -105,6 +106,7 @@ def _run(argv: list[str], folder: str, path: Path, site: SiteFile) -> int:
         return code
     finally:
         service.stop(_GRACE_S)
+        drop_meeting(path)
 
 
 def _silent_end(argv: list[str], code: int, has_joined: bool, site: SiteFile) -> str:

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ VARIABLE = "FEDWAN_ASSIGNMENT"
 """Environment variable with the path of the file."""
 
 ORPHAN_GRACE_S = 5.0
+MEMORY = Path("/dev/shm")  # noqa: S108 - folders of unforeseeable names, for this user alone
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,7 @@ class Assignment:
 
     def write(self, path: Path) -> None:
         """Put it in place, and drop what an earlier start left."""
-        shutil.rmtree(meeting_folder(path), ignore_errors=True)
-        meeting_folder(path).mkdir(parents=True)
+        _make_meeting(path)
         _outcome_path(path).unlink(missing_ok=True)
         _joined_path(path).unlink(missing_ok=True)
         path.write_text(json.dumps(asdict(self)))
@@ -127,9 +128,27 @@ def meeting_folder(path: Path) -> Path:
     """Where a recipe's processes, and torchrun, find one another, beside their assignment.
 
     By files, because torch's stores on TCP listen on all interfaces, let in everybody, and
-    torchrun unpickles what is in its own.
+    torchrun unpickles what is in its own. A link to a folder in memory, where there can be one: a
+    record that a full disk tears has torchrun wait for ever.
     """
     return path.with_name("meeting")
+
+
+def drop_meeting(path: Path) -> None:
+    """Remove that folder, and the link to it."""
+    folder = meeting_folder(path)
+    shutil.rmtree(folder.resolve(), ignore_errors=True)
+    folder.unlink(missing_ok=True)
+
+
+def _make_meeting(path: Path) -> None:
+    drop_meeting(path)
+    folder = meeting_folder(path)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if MEMORY.is_dir():
+        folder.symlink_to(tempfile.mkdtemp(prefix="fedwan-", dir=MEMORY))
+    else:
+        folder.mkdir()
 
 
 def read_outcome(path: Path) -> tuple[Outcome | None, bool]:

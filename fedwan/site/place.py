@@ -198,8 +198,8 @@ class Place:
                 header = self._fetch("")
                 if not self.strategy.policy.leaves_behind:
                     break
-            versions = held = list(header.versions)
-            header = self._fetch(self.replica.held_sha256(self.fragments), versions)
+            now = list(header.versions)
+            header, held = self._fetch(self.replica.held_sha256(self.fragments), now), now
         return header
 
     def _advance_to(self, fragment: Fragment, held: int | None, version: int) -> bool:

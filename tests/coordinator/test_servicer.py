@@ -15,7 +15,7 @@ import torch
 from fedwan.codecs import Payload
 from fedwan.codecs.payload import Source
 from fedwan.coordinator.intake import Upload
-from fedwan.errors import SessionLost
+from fedwan.errors import PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
 from fedwan.state import hash_hashes
@@ -128,6 +128,29 @@ def test_a_site_that_has_the_present_weights_is_sent_none(bench: Bench) -> None:
         header, payload = bench.hub.download("s1", request)
         assert (header.status == wire.DownloadHeader.HELD) is is_held
         assert (payload is None) is is_held and list(header.versions) == [0]
+
+
+@pytest.mark.parametrize(
+    ("held", "status"),
+    [([0], "BEHIND"), ([1], "READY"), ([2], "READY"), ([0, 0], "READY"), ([1 << 53], "READY")],
+)
+def test_a_site_that_is_behind_follows_updates_that_are_held(
+    bench: Bench, held: list[int], status: str
+) -> None:
+    bench.set_model().versions = [1]
+    bench.publish(1, payload_of(1.0, bench.layout))
+    request = wire.DownloadRequest(run_id=RUN, kind=wire.DownloadRequest.GLOBAL)
+    request.held_sha256, request.held_versions[:] = "0" * 64, held
+    header, payload = bench.hub.download("s1", request)
+    assert wire.DownloadHeader.Status.Name(header.status) == status
+    assert (payload is None) is (status == "BEHIND") and list(header.versions) == [1]
+
+
+def test_versions_that_no_run_reaches_are_refused(bench: Bench) -> None:
+    request = wire.DownloadRequest(run_id=RUN, kind=wire.DownloadRequest.GLOBAL)
+    request.held_versions[:] = [1, (1 << 53) + 1]
+    with pytest.raises(PayloadError, match="held_versions of 9007199254740993"):
+        bench.hub.download("s1", request)
 
 
 # Uploads ---------------------------------------------------------------------------------------

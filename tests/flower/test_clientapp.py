@@ -17,6 +17,7 @@ from fedwan.flower.clientapp import train
 from fedwan.flower.site_file import SiteFile
 from fedwan.flower.status import Status
 from fedwan.link.base import Ticket
+from fedwan.site.assignment import MEMORY
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -121,6 +122,7 @@ def test_a_ticket_is_answered_with_how_it_ended_and_a_second_signal_cuts_nothing
 
 PREFACE = """
 import os, signal, sys
+from pathlib import Path
 from fedwan.errors import JoinRefused
 from fedwan.site.assignment import Assignment, Outcome
 
@@ -148,6 +150,22 @@ def test_a_script_that_ends_well_has_taken_part_and_its_first_word_is_heard(tmp_
     assert "s1 run-1 --data=s1" in (tmp_path / "state" / "logs" / "clientapp.log").read_text()
     word = json.loads((tmp_path / "state" / "training" / "outcome.json").read_text())
     assert word == {"error": "", "text": "", "step": 8}
+
+
+def test_processes_meet_where_no_full_disk_can_tear_what_they_write(tmp_path: Path) -> None:
+    """Torchrun waits for ever for the rest of a torn record."""
+    body = """
+    joined()
+    meeting = Path(os.environ["FEDWAN_ASSIGNMENT"]).with_name("meeting")
+    assert meeting.stat().st_mode & 0o777 == 0o700 and not list(meeting.iterdir())
+    (meeting / "torchrun").touch()
+    Path("met").write_text(str(meeting.resolve()))
+    Outcome.leave(None, 8)
+    """
+    run(tmp_path, body)
+    met = Path((tmp_path / "met").read_text())
+    assert MEMORY in met.parents and not met.exists()
+    assert not (tmp_path / "state" / "training" / "meeting").is_symlink()
 
 
 @pytest.mark.parametrize(

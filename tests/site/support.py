@@ -31,7 +31,7 @@ from fedwan.link.server import DataPlane
 from fedwan.link.tls import Identity
 from fedwan.rng import seeded_init
 from fedwan.simulation import RUN_ID, simulate
-from fedwan.site.assignment import VARIABLE, Assignment
+from fedwan.site.assignment import VARIABLE, Assignment, drop_meeting
 from fedwan.site.group import Group
 from fedwan.site.joining import as_member
 from fedwan.site.site import Membership, Script, Site
@@ -232,6 +232,7 @@ class Served:
             self.run.hub.finish("the test ended")
             thread.join(10)
             plane.stop(0.1)
+            drop_meeting(self.assignment)
 
     def start(self, *argv: object) -> subprocess.Popen[bytes]:
         """The site's script, by this Python."""

@@ -1,0 +1,63 @@
+"""Where a site goes on that rounds went on without."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedwan.fragments import Fragment
+from fedwan.link import wire_pb2 as wire
+from fedwan.protocol.policy import barrier
+from fedwan.site.group import Group
+from fedwan.site.place import Place
+
+PER_S = 10.0
+"""Steps of the site."""
+
+
+def make(versions: list[int], *, grace: float = 3.0) -> Any:
+    """Two fragments that leave after steps 10 and 15, 20 and 25, …"""
+    place: Any = Place.__new__(Place)
+    place.strategy = SimpleNamespace(h=10, policy=barrier(4, 3, grace=grace))
+    place.replica = SimpleNamespace(group=Group())
+    place.meter = SimpleNamespace(speed=lambda: PER_S)
+    place.fragments = [Fragment(0, {}), Fragment(1, {}, offset=5)]
+    place.versions, place.num_steps, place.keeps_pace = versions, 1000, False
+    place._others = (0, 0.0)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("others", "flying", "expected"),
+    [
+        (0, (), 31),  # nothing was said
+        (25, (), 31),  # it is ahead of them
+        (33, (), 33),
+        (38, (), 34),  # the second fragment is due after step 35
+        (38, (1,), 38),
+        (99, (0, 1), 44),  # the second one's next: after 45; the first one is due after 50
+        (99, (1,), 39),
+    ],
+)
+def test_it_goes_on_where_the_others_are_but_contributes_first(
+    others: int, flying: tuple[int, ...], expected: int
+) -> None:
+    place = make([3, 2])
+    place.note_others(wire.Receipt(status=wire.Receipt.STALE, others_step=others))
+    assert place.ahead(31, flying) == expected
+    assert place.ahead(31, flying) == 31, "what was said is heeded once"
+
+
+def test_others_have_gone_on_since_it_was_said() -> None:
+    place = make([3, 3])
+    place._others = (31, time.monotonic() - 0.55)
+    assert place.ahead(31) == 36
+
+
+def test_nobody_is_skipped_for_where_rounds_wait_for_all() -> None:
+    place = make([3, 2], grace=0.0)
+    place.note_others(wire.DownloadHeader(others_step=33))
+    assert place.ahead(31) == 31
