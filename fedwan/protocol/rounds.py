@@ -285,8 +285,10 @@ class Rounds(Generic[C, U]):
         self._updates[fragment].clear()
 
     def deadline_s(self) -> float:
-        """When the present round may close without all of its sites."""
+        """When the present round may close without sites that are late; never where it may not."""
         present = self._present()
+        if not self._policy.leaves_behind:
+            return math.inf
         return present.began_s + self._policy.deadline_s(self._past_s[present.fragment.index])
 
     def is_idle(self, num_live: int) -> bool:
