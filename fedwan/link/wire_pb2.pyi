@@ -282,7 +282,7 @@ class DownloadRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., kind: _Optional[_Union[DownloadRequest.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., wait_s: _Optional[float] = ..., chunks: _Optional[_Iterable[int]] = ..., checksum: _Optional[int] = ..., transfer: _Optional[int] = ..., packed: _Optional[bool] = ..., held_sha256: _Optional[str] = ..., held_versions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DownloadHeader(_message.Message):
-    __slots__ = ("status", "version", "num_bytes", "checksum", "chunk_bytes", "durable_version", "versions", "merged_from", "merged_into", "steps", "run_step", "anew_from", "is_own", "congestion", "unmask", "others_step", "sizes")
+    __slots__ = ("status", "version", "num_bytes", "checksum", "chunk_bytes", "durable_version", "versions", "merged_from", "merged_into", "steps", "run_step", "anew_from", "is_own", "congestion", "unmask", "sizes", "others_step")
     class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         READY: _ClassVar[DownloadHeader.Status]
@@ -314,8 +314,8 @@ class DownloadHeader(_message.Message):
     IS_OWN_FIELD_NUMBER: _ClassVar[int]
     CONGESTION_FIELD_NUMBER: _ClassVar[int]
     UNMASK_FIELD_NUMBER: _ClassVar[int]
-    OTHERS_STEP_FIELD_NUMBER: _ClassVar[int]
     SIZES_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_STEP_FIELD_NUMBER: _ClassVar[int]
     status: DownloadHeader.Status
     version: int
     num_bytes: int
@@ -331,9 +331,9 @@ class DownloadHeader(_message.Message):
     is_own: bool
     congestion: str
     unmask: Unmask
-    others_step: int
     sizes: bytes
-    def __init__(self, status: _Optional[_Union[DownloadHeader.Status, str]] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., durable_version: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., merged_from: _Optional[int] = ..., merged_into: _Optional[int] = ..., steps: _Optional[int] = ..., run_step: _Optional[int] = ..., anew_from: _Optional[int] = ..., is_own: _Optional[bool] = ..., congestion: _Optional[str] = ..., unmask: _Optional[_Union[Unmask, _Mapping]] = ..., others_step: _Optional[int] = ..., sizes: _Optional[bytes] = ...) -> None: ...
+    others_step: int
+    def __init__(self, status: _Optional[_Union[DownloadHeader.Status, str]] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., durable_version: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., merged_from: _Optional[int] = ..., merged_into: _Optional[int] = ..., steps: _Optional[int] = ..., run_step: _Optional[int] = ..., anew_from: _Optional[int] = ..., is_own: _Optional[bool] = ..., congestion: _Optional[str] = ..., unmask: _Optional[_Union[Unmask, _Mapping]] = ..., sizes: _Optional[bytes] = ..., others_step: _Optional[int] = ...) -> None: ...
 
 class QualityReport(_message.Message):
     __slots__ = ("run_id", "version", "figures_json", "samples")

@@ -145,7 +145,7 @@ def _make_meeting(path: Path) -> None:
     drop_meeting(path)
     folder = meeting_folder(path)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    if MEMORY.is_dir():
+    if os.access(MEMORY, os.W_OK | os.X_OK):
         folder.symlink_to(tempfile.mkdtemp(prefix="fedwan-", dir=MEMORY))
     else:
         folder.mkdir()

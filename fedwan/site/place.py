@@ -71,10 +71,8 @@ class Place:
         self.sizes = [first_sizes(part.layout) for part in self.parts]
         """Of each fragment's parameters, what the next contribution under masks is rounded by."""
         self._anew: dict[int, int] = {}  # by fragment, the version at which the hook began anew
-        self._others = (
-            0,
-            0.0,
-        )  # step of sites that keep up, and when it was told; 0: nothing to do
+        self._others = (0, 0.0)
+        """Step of the sites that keep up, 0 for nothing said, and when that was told."""
 
     def reached(self, versions: Sequence[int]) -> int:
         """Where a site stands that holds these versions."""
