@@ -102,7 +102,7 @@ class Bench:
     def withdraw(self) -> None:
         """Drop the update that is out."""
         with self.hub.changed:
-            self.rounds.withdraw(0)
+            self.rounds.updates.close(0)
 
     def is_live(self, site: str) -> bool:
         return site in self.registry.live(time.monotonic())

@@ -141,7 +141,7 @@ class Federation:
         """See `Rounds.advance`."""
         with self.changed:
             verdict, merges = self.rounds.advance(time.monotonic(), len(self.live()))
-            if verdict == "close" and not self.rounds.keeps_updates:
+            if verdict == "close" and not self.rounds.updates.keeps_past:
                 self._snapshots.clear()
             return verdict, merges
 

@@ -204,7 +204,7 @@ class Servicer(Federation):
                 return self._rejection(upload, str(error))
             if is_contribution:
                 self.rounds.announce(upload.key, time.monotonic())
-                if self.rounds.keeps_updates:
+                if self.rounds.updates.keeps_past:
                     # Rounds do not clear them here, and a copy of the average that is out costs
                     # another with every update.
                     self._snapshots.clear(site)
@@ -342,7 +342,7 @@ class Servicer(Federation):
         kind, held, holds = request.kind, request.held_sha256, list(request.held_versions)
         with self.changed:
             model, published = self.model, tuple(self.rounds.versions)
-            can_follow = holds != list(published) and self.rounds.leads_from(holds)
+            can_follow = holds != list(published) and self.rounds.updates.lead(holds, published)
             kept = self._snapshots.find(site, kind) if request.checksum else None
             is_behind = False
             if kind == wire.DownloadRequest.GLOBAL:
@@ -368,7 +368,7 @@ class Servicer(Federation):
                 self.event("warning", site, _older_text(site, request.version, self.rounds))
         payload, versions = kept or self._snapshots.take(site, kind, model)
         with self.changed:
-            if self.rounds.keeps_updates and kind == wire.DownloadRequest.GLOBAL:
+            if self.rounds.updates.keeps_past and kind == wire.DownloadRequest.GLOBAL:
                 # These weights may be committed and not published yet: what the site is told of its
                 # contribution must be of the same version, or it would wait for one more.
                 self.changed.wait_for(

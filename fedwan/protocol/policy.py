@@ -1,4 +1,4 @@
-"""When contributions become an update, and how many steps a site takes for one.
+"""When contributions become an update.
 
 Two kinds of rounds. A barrier waits for every site; `grace` ends the wait of rounds that a quorum
 has reached at median + k · MAD of past rounds (fixed deadlines are wrong both ways: too short for a
@@ -11,12 +11,9 @@ run stops.
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
-
-from fedwan.link import wire_pb2 as wire
 
 Verdict = Literal["wait", "close", "stop"]
 
@@ -117,47 +114,3 @@ def barrier(
 ) -> RoundPolicy:
     """A round needs every site; with `quorum` > 0 it makes do with that many after the deadline."""
     return RoundPolicy(num_sites, quorum or num_sites, patience_s, grace, max_staleness)
-
-
-PACE_MEMORY = 0.5
-"""Weight of the speeds before the latest one."""
-
-
-def balanced_steps(speeds: Mapping[str, float], h: int, least: int) -> dict[str, int]:
-    """Steps by site: ⌊v_i / v_max H⌋ for speed v_i (Liu et al. 2024, 2401.09135, section 5).
-
-    >>> balanced_steps({"a": 10.0, "b": 2.5, "c": 0.1}, h=20, least=2)
-    {'a': 20, 'b': 5, 'c': 2}
-    """
-    fastest = max(speeds.values(), default=0.0)
-    # A speed is measured: one that is 0.2499999 of the fastest one is a quarter of it.
-    return {
-        site: max(min(least, h), math.floor(h * speed / fastest + 1e-3))
-        for site, speed in speeds.items()
-    }
-
-
-class Paces:
-    """How many steps each site takes between two uploads, as its contributions' speeds tell."""
-
-    def __init__(self, h: int, least_steps: int) -> None:
-        self._h = h
-        self._least = least_steps
-        self._speeds: dict[str, float] = {}
-
-    def note(self, site: str, work: wire.Work) -> None:
-        """A contribution was merged; its steps and the seconds that they took are taken in."""
-        speed = work.steps / work.compute_s if work.compute_s > 0 else 0.0
-        if math.isfinite(speed) and speed > 0:
-            old = self._speeds.get(site, speed)
-            self._speeds[site] = PACE_MEMORY * old + (1.0 - PACE_MEMORY) * speed
-
-    def usual(self) -> float:
-        """Steps a second of the site in the middle; 0 while nothing is known."""
-        return statistics.median(self._speeds.values()) if self._speeds else 0.0
-
-    def steps(self, site: str) -> int:
-        """0 where the pace is the same for all, or not known yet."""
-        if not self._least or site not in self._speeds:
-            return 0
-        return balanced_steps(self._speeds, self._h, self._least)[site]

@@ -12,41 +12,27 @@ virtual time. Not locked.
 from __future__ import annotations
 
 import math
-import statistics
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from fedwan.errors import PayloadError
 from fedwan.fragments import Fragment, due_step, next_due, rounds_done
 from fedwan.link import wire_pb2 as wire
-from fedwan.protocol.policy import Paces, Verdict
+from fedwan.protocol.pace import Paces, RoundTimes
+from fedwan.protocol.policy import Verdict
 from fedwan.protocol.round import C, Key, Merge, Round
+from fedwan.protocol.updates import U, Updates
 
 if TYPE_CHECKING:
     from fedwan.strategy import Strategy
 
-PAST_ROUNDS = 50
-"""Rounds whose times a deadline is drawn from."""
 HOPELESS_ROUNDS = 3
 """Contributions of a site, none of which was taken, after which nothing is hoped of it."""
 
 
-class _HasBytes(Protocol):
-    @property
-    def num_bytes(self) -> int: ...
-
-
-U = TypeVar("U", bound=_HasBytes)
-"""An update."""
-
-
 class Rounds(Generic[C, U]):
-    """The rounds of all fragments.
-
-    Where sites can be left behind, past updates of a fragment are kept as long as they weigh no
-    more than it does; else the newest one, for its round.
-    """
+    """The rounds of all fragments."""
 
     def __init__(
         self,
@@ -81,22 +67,14 @@ class Rounds(Generic[C, U]):
         self.awaited = list(site_names)
         """Sites that rounds wait for."""
         self._num_versions = num_versions
-        self.keeps_updates = strategy.policy.leaves_behind
-        """Whether past ones can be had, too."""
+        self.updates: Updates[U] = Updates(fragments, keeps_past=strategy.policy.leaves_behind)
         self._batch = batch
         self._paces = Paces(strategy.h, strategy.least_steps)
-        self._past_s = [deque[float](maxlen=PAST_ROUNDS) for _ in fragments]
-        self._past_left_s = [deque[float](maxlen=PAST_ROUNDS) for _ in fragments]
-        """Of each round, when most of its sites had sent, in seconds from its beginning."""
-        self._left_s: list[dict[tuple[int, str], float]] = [{} for _ in fragments]
-        """By version and site, when a contribution was announced."""
+        self._times = [RoundTimes() for _ in fragments]
         self._whole: list[dict[tuple[int, str], C]] = [{} for _ in fragments]
         """By version and site, in the order in which they became whole."""
         self._closed: dict[int, Sequence[Merge[C]]] = {}
         """By fragment, what its next round is made of, where an earlier start has closed it."""
-        self._updates: list[dict[int, U]] = [{} for _ in fragments]
-        self._holders: list[set[str]] = [set() for _ in fragments]
-        """Sites that are known to hold the update that is out."""
         self._merged: list[dict[str, tuple[int, int]]] = [{} for _ in fragments]
         """Of each site, the version that its latest merged contribution started from, and the one
         that it became part of."""
@@ -171,16 +149,10 @@ class Rounds(Generic[C, U]):
             )
 
     def announce(self, key: Key, now_s: float) -> None:
-        """A wanted contribution is on its way: its site holds the update before it.
-
-        Once all sites do, the update's memory is free to go.
-        """
+        """A wanted contribution is on its way: its site holds the update before it."""
         fragment, version, site = key
-        self._left_s[fragment].setdefault((version, site), now_s)
-        if not self.keeps_updates and version in self._updates[fragment]:
-            self._holders[fragment].add(site)
-            if self._holders[fragment].issuperset(self.awaited):
-                del self._updates[fragment][version]
+        self._times[fragment].announce(version, site, now_s)
+        self.updates.note_holder(fragment, version, site, self.awaited)
 
     def note_dropped(self, key: Key) -> None:
         """Count a contribution that is too late, once: it may come in stripes, or again."""
@@ -259,7 +231,7 @@ class Rounds(Generic[C, U]):
         index = present.fragment.index
         elapsed_s = now_s - present.began_s
         verdict = policy.decide(
-            num_arrived, elapsed_s, self._past_s[index], present.version, num_live
+            num_arrived, elapsed_s, self._times[index].past_s, present.version, num_live
         )
         keys = present.take(closes=verdict == "close")
         merges = [self._merge(present, version, site) for version, site in keys]
@@ -267,11 +239,8 @@ class Rounds(Generic[C, U]):
         if verdict == "close":
             present.is_closed = True
             if not present.is_on_arrival:
-                self._past_s[index].append(present.last_s)
-                if left := self._sent_s(present):
-                    self._past_left_s[index].append(left - present.began_s)
-            if not self.keeps_updates:
-                self.withdraw(index)
+                self._times[index].close(present.version, present.began_s, present.last_s)
+            self.updates.close(index)
         return verdict, merges
 
     def _merge(self, present: Round[C], version: int, site: str) -> Merge[C]:
@@ -280,16 +249,13 @@ class Rounds(Generic[C, U]):
         key = Key(present.fragment.index, version, site)
         return Merge(key, present.whole[version, site], staleness, scale)
 
-    def withdraw(self, fragment: int) -> None:
-        """Drop the update that is out: who still wants it takes the global weights."""
-        self._updates[fragment].clear()
-
     def deadline_s(self) -> float:
         """When the present round may close without sites that are late; never where it may not."""
         present = self._present()
         if not self._policy.leaves_behind:
             return math.inf
-        return present.began_s + self._policy.deadline_s(self._past_s[present.fragment.index])
+        past_s = self._times[present.fragment.index].past_s
+        return present.began_s + self._policy.deadline_s(past_s)
 
     def is_idle(self, num_live: int) -> bool:
         """Whether nothing is here that could be merged now."""
@@ -309,8 +275,7 @@ class Rounds(Generic[C, U]):
         index, version = present.fragment.index, present.version + 1
         self.hold(index, version, update)
         self._own[index] = version if is_own else 0
-        left_s = self._left_s[index]
-        self._left_s[index] = {key: at_s for key, at_s in left_s.items() if key[0] >= version}
+        self._times[index].forget(version)
         self.samples += present.samples
         self.latest = [merge.key.site for merge in present.merged]
         merged = self._merged[index]
@@ -321,15 +286,8 @@ class Rounds(Generic[C, U]):
 
     def hold(self, fragment: int, version: int, update: U) -> None:
         """Hand an update out."""
-        updates = self._updates[fragment]
-        updates[version] = update
-        if len(updates) > 1:
-            total = sum(held.num_bytes for held in updates.values())
-            most = self._fragments[fragment].num_bytes if self.keeps_updates else 0
-            while len(updates) > 1 and total > most:
-                total -= updates.pop(next(iter(updates))).num_bytes
+        self.updates.put(fragment, version, update)
         self.versions[fragment] = version
-        self._holders[fragment].clear()
         self.refused.clear()
         self.setbacks.clear()
 
@@ -370,7 +328,7 @@ class Rounds(Generic[C, U]):
         self, site: str, fragment: int, version: int
     ) -> tuple[wire.DownloadHeader.Status, U | None]:
         """What a site that asks for an update gets."""
-        update = self._updates[fragment].get(version)
+        update = self.updates.get(fragment, version)
         if update is not None:
             return wire.DownloadHeader.READY, update
         if self.versions[fragment] >= version:
@@ -378,25 +336,6 @@ class Rounds(Generic[C, U]):
                 self._begin_anew(fragment)  # it cannot learn from it any more
             return wire.DownloadHeader.SUPERSEDED, None
         return (wire.DownloadHeader.DONE if self.is_over else wire.DownloadHeader.NOT_YET), None
-
-    def leads_from(self, versions: Sequence[int]) -> bool:
-        """Whether updates that are kept lead a site from these versions to the present ones."""
-        return len(versions) == len(self.versions) and all(
-            version <= present <= version + len(updates)
-            and all(at in updates for at in range(version + 1, present + 1))
-            for version, present, updates in zip(
-                versions, self.versions, self._updates, strict=True
-            )
-        )
-
-    def _sent_s(self, present: Round[C]) -> float:
-        """When the site in the middle announced its contribution to a round; 0 for none yet."""
-        at_s = [
-            s
-            for key, s in self._left_s[present.fragment.index].items()
-            if key[0] == present.version
-        ]
-        return statistics.median(at_s) if at_s else 0.0
 
     def others_step(self, now_s: float) -> int:
         """The step that sites stand at which keep up, as past rounds tell; 0 if nothing does.
@@ -407,11 +346,9 @@ class Rounds(Generic[C, U]):
         if present is None or present.is_on_arrival or not (speed := self._paces.usual()):
             return 0
         index, h = present.fragment.index, self._strategy.h
-        sent_s = self._sent_s(present)
-        if not sent_s:
-            if not (past := self._past_left_s[index]):
-                return 0
-            sent_s = max(now_s, present.began_s + statistics.median(past))
+        sent_s = self._times[index].sent_s(present.version, present.began_s, now_s)
+        if sent_s is None:
+            return 0
         due = due_step(present.fragment, present.version, h, self._num_versions * h)
         most = min(self._strategy.overlap.tau, present.fragment.steps(h) - 1)
         return max(0, due + min(most, math.floor((now_s - sent_s) * speed)))

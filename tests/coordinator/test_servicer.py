@@ -242,7 +242,7 @@ def test_where_updates_are_kept_a_site_that_contributes_lets_its_snapshots_go(
     bench: Bench,
 ) -> None:
     model = bench.set_model()
-    bench.rounds.keeps_updates = True
+    bench.rounds.updates.keeps_past = True
     request = wire.DownloadRequest(run_id="run-1", kind=wire.DownloadRequest.EMA)
     assert bench.hub.download("s1", request).payload is not None
     average = model.ema
@@ -403,7 +403,7 @@ def test_a_farewell_counts_once(bench: Bench) -> None:
 def test_whole_weights_come_with_what_is_known_of_the_same_version(bench: Bench) -> None:
     """Else a site whose contribution is in them would wait for one more update."""
     model = bench.set_model()
-    bench.rounds.keeps_updates = True
+    bench.rounds.updates.keeps_past = True
     payload = model.commit(model.fragments[0], {"net/w": torch.ones(1000)}, samples=4)
     request = wire.DownloadRequest(run_id="run-1", kind=wire.DownloadRequest.GLOBAL)
     asked = in_thread(lambda: bench.hub.download("s1", request))

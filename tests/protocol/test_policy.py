@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedwan.link import wire_pb2 as wire
-from fedwan.protocol.policy import Paces, RoundPolicy, balanced_steps, barrier
+from fedwan.protocol.pace import Paces, balanced_steps
+from fedwan.protocol.policy import RoundPolicy, barrier
 
 sites = st.integers(1, 20)
 seconds = st.floats(0, 1e6)

@@ -193,8 +193,8 @@ def test_past_updates_are_kept_up_to_the_weight_of_their_fragment(policy: RoundP
         *[Header.SUPERSEDED] * 2,
         *[Header.READY] * 2,
     ]
-    assert rounds.leads_from([2]) and rounds.leads_from([4])
-    assert not rounds.leads_from([1]) and not rounds.leads_from([5]) and not rounds.leads_from([])
+    assert rounds.updates.lead([2], [4]) and rounds.updates.lead([4], [4])
+    assert not any(rounds.updates.lead(versions, [4]) for versions in ([1], [5], []))
     rounds.hold(0, 5, Update(100))  # the newest in any case
     assert rounds.answer("s1", 0, 5)[0] == Header.READY
 

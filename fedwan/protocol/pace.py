@@ -1,0 +1,93 @@
+"""How fast rounds and sites are, as those before tell."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping
+
+from fedwan.link import wire_pb2 as wire
+
+PAST_ROUNDS = 50
+"""Rounds whose times a deadline is drawn from."""
+PACE_MEMORY = 0.5
+"""Weight of the speeds before the latest one."""
+
+
+def balanced_steps(speeds: Mapping[str, float], h: int, least: int) -> dict[str, int]:
+    """Steps by site: ⌊v_i / v_max H⌋ for speed v_i (Liu et al. 2024, 2401.09135, section 5).
+
+    >>> balanced_steps({"a": 10.0, "b": 2.5, "c": 0.1}, h=20, least=2)
+    {'a': 20, 'b': 5, 'c': 2}
+    """
+    fastest = max(speeds.values(), default=0.0)
+    # A speed is measured: one that is 0.2499999 of the fastest one is a quarter of it.
+    return {
+        site: max(min(least, h), math.floor(h * speed / fastest + 1e-3))
+        for site, speed in speeds.items()
+    }
+
+
+class Paces:
+    """How many steps each site takes between two uploads, as its contributions' speeds tell."""
+
+    def __init__(self, h: int, least_steps: int) -> None:
+        self._h = h
+        self._least = least_steps
+        self._speeds: dict[str, float] = {}
+
+    def note(self, site: str, work: wire.Work) -> None:
+        """A contribution was merged; its steps and the seconds that they took are taken in."""
+        speed = work.steps / work.compute_s if work.compute_s > 0 else 0.0
+        if math.isfinite(speed) and speed > 0:
+            old = self._speeds.get(site, speed)
+            self._speeds[site] = PACE_MEMORY * old + (1.0 - PACE_MEMORY) * speed
+
+    def usual(self) -> float:
+        """Steps a second of the site in the middle; 0 while nothing is known."""
+        return statistics.median(self._speeds.values()) if self._speeds else 0.0
+
+    def steps(self, site: str) -> int:
+        """0 where the pace is the same for all, or not known yet."""
+        if not self._least or site not in self._speeds:
+            return 0
+        return balanced_steps(self._speeds, self._h, self._least)[site]
+
+
+class RoundTimes:
+    """Of one fragment's rounds behind a barrier, in seconds from their beginning."""
+
+    def __init__(self) -> None:
+        self.past_s = deque[float](maxlen=PAST_ROUNDS)
+        """When the last contribution came that was in time."""
+        self._past_sent_s = deque[float](maxlen=PAST_ROUNDS)
+        """When the site in the middle had announced its own."""
+        self._announced_s: dict[tuple[int, str], float] = {}
+        """By version and site, on the clock."""
+
+    def announce(self, version: int, site: str, now_s: float) -> None:
+        """A site's contribution is on its way."""
+        self._announced_s.setdefault((version, site), now_s)
+
+    def close(self, version: int, began_s: float, last_s: float) -> None:
+        """A round has closed."""
+        self.past_s.append(last_s)
+        if (sent_s := self._sent_s(version)) is not None:
+            self._past_sent_s.append(sent_s - began_s)
+
+    def forget(self, version: int) -> None:
+        """Versions before this one are over."""
+        self._announced_s = {key: s for key, s in self._announced_s.items() if key[0] >= version}
+
+    def sent_s(self, version: int, began_s: float, now_s: float) -> float | None:
+        """When the site in the middle has sent, or should; None if nothing tells."""
+        if (sent_s := self._sent_s(version)) is not None:
+            return sent_s
+        if not self._past_sent_s:
+            return None
+        return max(now_s, began_s + statistics.median(self._past_sent_s))
+
+    def _sent_s(self, version: int) -> float | None:
+        at_s = [s for key, s in self._announced_s.items() if key[0] == version]
+        return statistics.median(at_s) if at_s else None
