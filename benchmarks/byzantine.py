@@ -87,11 +87,11 @@ def _makes_sense(case: Case) -> bool:
 
 def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     steps = args.steps // (10 if args.quick else 1)
+    merge = "mean" if case.merge == "mean" else f"{case.merge}:{case.bad}"
     words = [
         *(f"workload={case.workload}", f"strategy={case.strategy}", f"sites={case.sites}", "h=20"),
-        *(f"steps={steps}", f"seed={seed}", f"round.merge={case.merge}", "round.gate=0"),
+        *(f"steps={steps}", f"seed={seed}", f"round.merge={merge}", "round.gate=0"),
         *("eval.every=0", "eval.first=false"),
-        *(() if case.merge == "mean" else (f"round.bad={case.bad}",)),
     ]
     fragments = load_strategy(case.strategy).build(load_run(None, words)).fragments
     others = Others(case.sites - case.bad)

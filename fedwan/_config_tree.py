@@ -244,11 +244,17 @@ def span(least: float, most: float = math.inf, *, or_zero: bool = False) -> Vali
     )
 
 
-def one_of(*choices: str) -> Any:
-    """A field that takes one of these words, the first unless somebody sets it."""
+def one_of(*choices: str, counted: bool = False) -> Any:
+    """A field that takes one of these words, the first unless somebody sets it.
+
+    `counted` words but for the first may have a number of 1 or more behind a colon.
+    """
 
     def valid(value: Any) -> str:
-        says = f"is none of {', '.join(filter(None, choices))}{nearest(value, choices)}"
+        word, colon, count = value.partition(":")
+        if counted and colon and count.isdecimal() and int(count) and word in choices[1:]:
+            return ""
+        says = f"is none of {', '.join(filter(None, choices))}{nearest(word, choices)}"
         return "" if value in choices else says
 
     return field(default=choices[0], metadata={"valid": valid, "choices": choices})

@@ -58,12 +58,17 @@ def installed_app() -> Path:
 
 
 def sources(config: Config) -> dict[str, str]:
-    """SHA-256 of the source of a run's strategy and recipe, by name: sites must have the same."""
+    """SHA-256 of what a run's sites must have the same of, by name: recipes, and features."""
     modules = {f"strategy {config.strategy}": load_strategy(config.strategy)}
     if config.workload != COMMAND:
         modules[f"workload {config.workload}"] = load_workload(config.workload)
     texts = {name: Path(module.__file__ or "").read_bytes() for name, module in modules.items()}
-    return {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
+    found = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
+    if config.eval.features:
+        from fedwan.metrics.network import network_sha256  # torch comes with it
+
+        found["eval.features"] = network_sha256(config.eval.features)
+    return found
 
 
 def load_workload(name: str) -> ModuleType:

@@ -208,13 +208,18 @@ class RoundConfig:
     least_steps: int = 0
     """Lets slow sites take fewer steps than H between uploads, but no fewer than this; a run ends
     when all sites together have taken `sites` x `steps`. 0 takes the strategy's own, H for most."""
-    merge: str = one_of("mean", "trimmed_mean", "median", "centered_clip", "krum")
-    """How contributions become one: their `mean`, or a rule that bears some that lie."""
-    bad: int = setting(1, span(1))
-    """Of such a rule: sites that may lie. It needs more than 2 `bad` sites, `krum` 2 `bad` + 3."""
+    merge: str = one_of("mean", "trimmed_mean", "median", "centered_clip", "krum", counted=True)
+    """How contributions become one: their `mean`, or a rule that bears one site that lies, or F of
+    them, as in `krum:2`. It needs more than 2 F contributions, `krum` 2 F + 3."""
     gate: float = 50.0
     """k: a contribution is refused whose norm is above median + k · MAD of those merged last, in
     any network (MAD: a quarter of the median at least); 0 refuses none for its size."""
+
+    @property
+    def rule(self) -> tuple[str, int]:
+        """The name in `merge`, and the sites that it bears."""
+        name, _, count = self.merge.partition(":")
+        return name, int(count or 1)
 
 
 @dataclass
@@ -249,6 +254,9 @@ class EvalConfig:
     """Whether the initial weights are evaluated, too."""
     num: int = 0
     """Held-out samples that the weights are measured on; 0 takes all."""
+    features: str = ""
+    """Network that images are seen through: the path, at the coordinator and at every site, of a
+    TorchScript file (such as Inception's) or of a transformers vision model's folder."""
 
 
 @dataclass
@@ -319,8 +327,12 @@ class Config:
 
 NEEDS = (
     Needs("link.loss", lambda c, _: c.link.rtt_ms > 0, "link.rtt_ms=100"),
+    Needs(
+        "eval.features",
+        lambda c, _: c.workload != COMMAND and c.data.name != "ring8",
+        "a recipe that makes pictures",
+    ),
     Needs("site.partition", lambda c, _: c.site.processes > 1, "site.processes=2"),
-    Needs("round.bad", lambda c, _: c.round.merge != "mean", "round.merge=trimmed_mean"),
     Needs("inner.*.beta2", lambda c, n: c.inner[n].name != "sgd", "another optimiser than sgd"),
     Needs(
         "inner.*.state",

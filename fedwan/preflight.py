@@ -12,6 +12,7 @@ from fedwan._config_tree import value_at
 from fedwan.app import load_workload
 from fedwan.config import COMMAND, Config, host_and_port
 from fedwan.data import check_files
+from fedwan.metrics.network import find_network
 from fedwan.uses import Faults
 
 
@@ -22,6 +23,9 @@ def preflight(config: Config) -> None:
         faults.add(check(config))
     if config.log.wandb != "disabled" and find_spec("wandb") is None:
         faults.add(["wandb is not installed here; pip install 'fedwan[wandb]'"])
+    with faults.caught():
+        if config.eval.features:
+            find_network(config.eval.features)
     page = None if config.workload == COMMAND else load_workload(config.workload)
     if page is not None and not hasattr(page, "dataset"):
         faults.add(check_files(config, captions=getattr(page, "CAPTIONS", False)))

@@ -189,12 +189,13 @@ def _check_schedule(config: Config) -> None:
 def _check_merge(config: Config) -> None:
     """Refuse a robust rule that has too few contributions to tell who lies."""
     rounds, sites = config.round, config.sites
-    fewest, needed = rounds.quorum or sites, 2 * rounds.bad + (3 if rounds.merge == "krum" else 1)
-    if rounds.merge != "mean" and fewest < needed:
+    rule, bad = rounds.rule
+    fewest, needed = rounds.quorum or sites, 2 * bad + (3 if rule == "krum" else 1)
+    if rule != "mean" and fewest < needed:
         mend = f"round.quorum={needed}" if sites >= needed else f"sites={needed}"
         raise ConfigError(
-            f"round.merge = {rounds.merge!r} with round.bad = {rounds.bad} needs {needed} "
-            f"contributions where a round may close with {fewest}; set {mend}, or round.merge=mean"
+            f"round.merge = {rounds.merge!r} needs {needed} contributions where a round may close "
+            f"with {fewest}; set {mend}, or round.merge=mean"
         )
 
 

@@ -7,7 +7,8 @@ page follows it does follow, and in `DEFAULTS` what takes the place of those tha
     DEFAULTS = {"h": 20, "stream.tau": lambda config: min(5, config.h - 1)}
 
 A setting is named by its key, `*` standing for any network: `inner.*.state`. `key=value` names one
-value alone, such as `site.precision=bf16-true`, which asks more of a page than the key itself.
+value alone, such as `site.precision=bf16-true`, which asks more of a page than the key itself;
+what stands behind a colon in it is not looked at.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def _open(config: Any, key: str, model: Any) -> Any:
 
 def _covers(entry: str, key: str, value: Any) -> bool:
     pattern, equals, only = entry.partition("=")
-    return fnmatchcase(key, pattern) and (not equals or str(value) == only)
+    return fnmatchcase(key, pattern) and (not equals or str(value).partition(":")[0] == only)
 
 
 def _network(key: str) -> str:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -227,16 +227,18 @@ class Distill(Descent):
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """And the teacher's: in the steps of its own run, and in as few as the student takes."""
         num, seed = NUM_DRAWS * len(real.x), derive_seed(seed, "evaluate")
-        data = self.config.data.name
+        measure = partial(
+            measure_quality, self.config.data.name, real, features=self.config.eval.features
+        )
         if (key := (seed, num)) not in self.teacher_figures:
             sigmas = flow.flow_sigmas(self.origin.euler_steps, self.origin.shift).to(self.device)
             ways = {"": flow.EulerSolver(sigmas), "_few": self._phases.jumps}
             made = {name: self._sample("teacher", way, num, seed) for name, way in ways.items()}
             self.teacher_figures[key] = {
-                f"teacher{name}_fd": measure_quality(data, real, samples)["fd"]
+                f"teacher{name}_fd": measure(generated=samples)["fd"]
                 for name, samples in made.items()
             }
-        return measure_quality(data, real, self.sample(num, seed)) | self.teacher_figures[key]
+        return measure(generated=self.sample(num, seed)) | self.teacher_figures[key]
 
     def _sample(self, name: str, solver: flow.EulerSolver, num: int, seed: int) -> Tensor:
         """Of the teacher, guided, or of the student."""

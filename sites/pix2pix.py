@@ -130,8 +130,9 @@ class Pix2Pix(Descent):
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """See `fedwan.metrics.measure_translation`."""
         inputs, targets = self._part(real.x)
-        is_file = not self.source.public
-        return measure_translation(targets, self._translate(inputs), with_moments=is_file)
+        features, is_file = self.config.eval.features, not self.source.public
+        images = self._translate(inputs)
+        return measure_translation(targets, images, features, with_moments=is_file)
 
     def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
         """Has G come to make one image of all inputs? Of D nothing is told: see docs/doctor.md.

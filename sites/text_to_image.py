@@ -267,7 +267,8 @@ class TextToImage(Simple):
         """Pictures of the held-out captions beside held-out pictures."""
         captions, seed = real.y.repeat(NUM_DRAWS), derive_seed(seed, "evaluate")
         generated = self._make(captions, seed, self._of)
-        return measure_quality(self.config.data.name, real, generated)
+        config = self.config
+        return measure_quality(config.data.name, real, generated, config.eval.features)
 
     def save_pretrained(self, folder: Path) -> None:
         """As diffusers opens it: an adapter for `load_lora_weights`, or the whole pipeline."""

@@ -80,13 +80,13 @@ def test_what_a_strategy_does_not_follow_is_refused_with_one_that_does(
         ("strategy=scaffnew stream.tau=2", "stream.tau = 2"),
         ("strategy=scaffnew round.merge=median", "round.merge = 'median' has no effect with"),
         ("strategy=async_diloco round.merge=median", "has no effect .* set strategy="),
-        ("round.merge=median codec.up=topk2", "'median' needs round.merge=centered_clip; set"),
+        ("round.merge=median:1 codec.up=topk2", "'median:1' needs round.merge=centered_clip; set"),
         ("round.merge=median round.least_steps=1", "'median' needs round.least_steps=0; set"),
         (
             "round.merge=median round.quorum=3 round.max_staleness=1",
             "'median' needs round.max_staleness=0; set",
         ),
-        ("round.merge=median round.bad=2", "'median' with round.bad = 2 needs 5 contributions"),
+        ("round.merge=median:2", "'median:2' needs 5 contributions"),
         ("round.merge=krum", "where a round may close with 4; set sites=5, or round.merge=mean"),
         ("round.merge=median sites=5 round.quorum=2", "close with 2; set round.quorum=3"),
         (

@@ -115,9 +115,9 @@ def find(reports: Mapping[str, Report]) -> Finding:
     figures = _means([reports[site].figures for site in sites])
     complaint = ""
     try:
-        figures |= merge_comparisons(
-            [unpack_comparisons(_moments(reports[site])) for site in sites]
-        )
+        parts = [_moments(reports[site]) for site in sites]
+        if any(parts):  # some evaluate in a way of their own
+            figures |= merge_comparisons([unpack_comparisons(part) for part in parts])
     except (ValueError, FedwanError, RuntimeError) as error:
         complaint = f"fd is the mean over sites, not that of their data together: {error}"
     shown = next((site for site in sites if _has_pictures(reports[site])), sites[0])
@@ -142,6 +142,8 @@ def _has_pictures(report: Report) -> bool:
 
 
 def _moments(report: Report) -> State:
+    if not report.samples:
+        return {}
     try:
         return select_prefix("moments", safetensors.torch.load(report.samples))
     except SafetensorError as error:

@@ -280,13 +280,13 @@ class CoordinatedRun:
 
     def _merger(self, fragment: Fragment) -> AnyMerger:
         if fragment.index not in self._mergers:
-            asked, layout, up = self.config.round, fragment.layout, self._strategy.up
+            layout, up, (rule, bad) = fragment.layout, self._strategy.up, self.config.round.rule
             self._mergers[fragment.index] = (
                 MaskedMerger(layout, up, len(self._names))
                 if up.mask_bits
                 else Merger(layout)
-                if asked.merge == "mean"
-                else RobustMerger(layout, cast(Rule, asked.merge), asked.bad)
+                if rule == "mean"
+                else RobustMerger(layout, cast(Rule, rule), bad)
             )
         return self._mergers[fragment.index]
 

@@ -52,15 +52,20 @@ def one_thread() -> Iterator[None]:
 
 
 class Classifier(nn.Module):
-    """Two convolutions and a dense layer of features, for images (batch, channels, 8, 8)."""
+    """Convolutions and a dense layer of features, for images (batch, channels, side, side).
 
-    def __init__(self, channels: int, num_classes: int) -> None:
+    The side is 4 times a power of two; strided convolutions bring it to 4.
+    """
+
+    def __init__(self, channels: int, side: int, num_classes: int) -> None:
         super().__init__()
+        strided: list[nn.Module] = []
+        while 4 << len(strided) // 2 < side:
+            strided += [nn.Conv2d(32, 32, 3, stride=2, padding=1), nn.ReLU()]
         self.body = nn.Sequential(
             nn.Conv2d(channels, 32, 3, padding=1),
             nn.ReLU(),
-            nn.Conv2d(32, 32, 3, stride=2, padding=1),
-            nn.ReLU(),
+            *strided,
             nn.Flatten(),
             nn.Linear(32 * 4 * 4, NUM_FEATURES),
             nn.ReLU(),
@@ -77,14 +82,14 @@ class Classifier(nn.Module):
 
 @cache
 def load_classifier(data_name: str, folder: Path | None = None) -> Classifier:
-    """The classifier of a data set of 8x8 images, from its cache or trained now (2 s)."""
+    """The classifier of a data set of images, from its cache or trained now (digits: 2 s)."""
     source = find_source(data_name)
     train, _ = source.load()
     data = hash_state({"x": train.x, "y": train.y})
     name = f"classifier-{data_name}-{derive_seed(_VERSION, torch.__version__, data):016x}"
     path = (folder or Path.home() / ".cache" / "fedwan") / f"{name}.safetensors"
     with seeded_init(0):  # overwritten, but it must not draw from the global generator
-        model = Classifier(source.shape[0], source.num_classes)
+        model = Classifier(source.shape[0], source.shape[-1], source.num_classes)
     try:
         model.load_state_dict(read_tensors(path)[0])
     except (CheckpointError, RuntimeError) as error:  # RuntimeError: of other shapes
@@ -100,9 +105,9 @@ def load_classifier(data_name: str, folder: Path | None = None) -> Classifier:
 
 
 def train_classifier(train: Batch, num_classes: int) -> Classifier:
-    """Train on images (N, channels, 8, 8) in [-1, 1] with labels; the same weights every time."""
+    """Train on images as `Classifier` takes them, in [-1, 1]; the same weights every time."""
     with seeded_init(derive_seed("classifier", _VERSION)):
-        model = Classifier(train.x.shape[1], num_classes)
+        model = Classifier(train.x.shape[1], train.x.shape[-1], num_classes)
     generator = torch.Generator().manual_seed(derive_seed("classifier", _VERSION, "draws"))
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=_PEAK_LR, weight_decay=0.05, foreach=False, fused=False

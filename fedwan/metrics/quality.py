@@ -4,7 +4,9 @@ The Frechet distance of small samples is biased upwards, so a figure means somet
 floor, taken the same way: `fd` is the distance between the n held-out samples and n generated ones,
 `fd_floor` between them and n of the real training split, each the mean over `NUM_DRAWS` disjoint
 draws. A perfect generator has fd = fd_floor. Of files there is no public training split: their
-held-out samples are dealt into two halves, seen through random features in deviations of their own.
+held-out samples are dealt into two halves, seen through random features in deviations of their own,
+or through the network that `eval.features` names, as it gives them.
+
 Every other figure has a floor taken as the figure is. Compare `kid` with its own, too: held-out
 data with as many of each class put both below zero (digits: by 0.08).
 """
@@ -30,6 +32,7 @@ from fedwan.metrics.distances import (
     pack_comparisons,
 )
 from fedwan.metrics.features import load_classifier, one_thread, see_images
+from fedwan.metrics.network import Network, load_network
 from fedwan.rng import derive_seed
 from fedwan.workloads.base import Batch
 
@@ -99,40 +102,47 @@ class Seen(NamedTuple):
     figures: dict[str, Any]
 
 
-def measure_quality(data_name: str, real: Batch, generated: Tensor) -> dict[str, Any]:
+def measure_quality(
+    data_name: str, real: Batch, generated: Tensor, features: str = ""
+) -> dict[str, Any]:
     """Figures of NUM_DRAWS * n generated samples beside n > 5 held-out ones; of files n > 11.
 
-    JSON-ready: `fd` and `kid` (lower is better; `kid` may be negative), `precision`, `recall`,
-    `density` and `coverage` (higher is better), what the data allow of `histogram`, `modes` and
-    `good`, and the floor of each but `histogram` under its name with `_floor`. Of files also
-    `moments`, tensors (`fedwan.metrics.distances`). A `FedwanError`
-    if samples are not finite.
+    They are seen through the network at the path `features`, if one is given
+    (`fedwan.metrics.network`).
+
+    JSON-ready: `num_real`, real samples that a draw is compared with; `fd` and `kid` (lower is
+    better; `kid` may be negative), `precision`, `recall`, `density` and `coverage` (higher is
+    better), what the data allow of `histogram`, `modes` and `good`, and the floor of each but
+    `histogram` under its name with `_floor`. Of files seen through random features also `moments`,
+    tensors (`fedwan.metrics.distances`). A `FedwanError` if samples are not finite.
     """
     num = len(real.x)
     assert generated.shape == (NUM_DRAWS * num, *real.x.shape[1:])
     _refuse_diverged(generated)
+    network = load_network(features, generated.device) if features else None
     with one_thread():
         packed: dict[str, Any] = {}
         if data_name in FILE_NAMES:
-            held_out, fake, reference, packed = _see_halves(real.x, generated)
+            held_out, fake, reference, packed = _see_halves(real.x, generated, network)
         else:
-            source = find_source(data_name)
-            held_out, fake = see(source, real.x), see(source, generated)
-            reference = _see_training(data_name, num)
+            held_out, fake = (see(find_source(data_name), x, network) for x in (real.x, generated))
+            reference = _see_training(data_name, num, network)
         points = held_out.features.detach().to("cpu", torch.float64)
         figures, floors = (_figures(points, seen) for seen in (fake, reference))
         floors.pop("histogram", None)
+        packed["num_real"] = len(points)
         return figures | {f"{name}_floor": value for name, value in floors.items()} | packed
 
 
 def measure_translation(
-    targets: Tensor, generated: Tensor, *, with_moments: bool = False
+    targets: Tensor, generated: Tensor, features: str = "", *, with_moments: bool = False
 ) -> dict[str, Any]:
     """Figures of merit of images that are made from given inputs.
 
     The n held-out pairs are dealt into two halves, several times over, so that a generator that hit
     every target would have fd = fd_floor: `fd` between the targets of one half and the images for
     the other's inputs, `fd_floor` between the targets of both, and `l1`, mean |image - target|.
+    They are seen through the network at the path `features`, if given, else random features.
 
     Images are (n, 3, height, width), n at least LEAST_PAIRS, in the same order; `with_moments` adds
     `moments`, by which several sites' images are compared. A `FedwanError` if they are not finite.
@@ -140,27 +150,32 @@ def measure_translation(
     assert targets.shape == generated.shape and len(targets) >= LEAST_PAIRS
     _refuse_diverged(generated)
     with one_thread():
-        real, fake = see_images(targets), see_images(generated)
+        network = load_network(features, generated.device) if features else see_images
+        real, fake = network(targets), network(generated)
         deals = [_halves(len(targets), "translation", index) for index in range(_NUM_DEALS)]
         ways = [way for one, other in deals for way in ((one, other), (other, one))]
         packed: dict[str, Any] = {}
-        if with_moments:
+        if with_moments and not features:
             parts = [compare(real[one], fake[other], real[other]) for one, other in ways]
             packed["moments"] = pack_comparisons(parts)
-        scale = real.std(dim=0) + SMALLEST_DEVIATION
-        real, fake = real / scale, fake / scale
+        if not features:
+            scale = real.std(dim=0) + SMALLEST_DEVIATION
+            real, fake = real / scale, fake / scale
         return packed | {
+            "num_real": len(targets) // 2,
             "fd": fmean(frechet_between(real[one], fake[other]) for one, other in ways),
             "fd_floor": fmean(frechet_between(real[one], real[other]) for one, other in deals),
             "l1": float((generated.cpu() - targets.cpu()).abs().mean()),
         }
 
 
-def see(source: Source, x: Tensor) -> Seen:
-    """Samples (N, …) as their source has it: points themselves, images through a classifier."""
+def see(source: Source, x: Tensor, network: Network | None = None) -> Seen:
+    """Samples (N, …): points themselves, images through a network, else their own classifier."""
     if source.mixture is not None:
         points = x.detach().cpu()
         return Seen(points, count_modes(points, *source.mixture()))
+    if network is not None:
+        return Seen(network(x), {})
     features, logits = load_classifier(source.name)(x)
     counts = torch.bincount(logits.argmax(dim=1), minlength=source.num_classes).double()
     return Seen(features, {"histogram": (counts / len(x)).tolist()})
@@ -186,10 +201,15 @@ def _figures(held_out: Tensor, seen: Seen) -> dict[str, Any]:
     }
 
 
-def _see_halves(real: Tensor, generated: Tensor) -> tuple[Seen, Seen, Seen, dict[str, Any]]:
+def _see_halves(
+    real: Tensor, generated: Tensor, network: Network | None
+) -> tuple[Seen, Seen, Seen, dict[str, Any]]:
     """Half of the real samples, generated ones, the other half, and what sites compare by."""
     first, second = _halves(len(real), "halves", len(real))
     draws = (real[first], generated[: NUM_DRAWS * len(first)], real[second])
+    if network is not None:
+        first_half, made, second_half = (Seen(network(x), {}) for x in draws)
+        return first_half, made, second_half, {}
     one, fake, other = (see_images(x) for x in draws)
     comparisons = [compare(one, draw, other) for draw in fake.chunk(NUM_DRAWS)]
     scale = torch.cat([one, other]).std(dim=0) + SMALLEST_DEVIATION
@@ -206,11 +226,12 @@ def _halves(num: int, *seed: str | int) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache(maxsize=4)
-def _see_training(data_name: str, num: int) -> Seen:
+def _see_training(data_name: str, num: int, network: Network | None) -> Seen:
     """Samples of the public training split, (draws * num, …), the same ones every time."""
     source = find_source(data_name)
     train, _ = source.load()
     draws = min(NUM_DRAWS, len(train.x) // num)
     assert draws > 0
     generator = torch.Generator().manual_seed(derive_seed(data_name, "floor"))
-    return see(source, train.x[torch.randperm(len(train.x), generator=generator)[: draws * num]])
+    drawn = torch.randperm(len(train.x), generator=generator)[: draws * num]
+    return see(source, train.x[drawn], network)

@@ -15,7 +15,7 @@ from fedwan.files import replace_text
 from fedwan.output.board import SiteRow, read_run
 from fedwan.output.chart import WIDTH, Chart, Series, line_chart, stacked_bars
 from fedwan.output.records import EventRecord, QualityRecord, RoundRecord
-from fedwan.output.summary import read_summary
+from fedwan.output.summary import LEAST_REAL, features_text, read_summary
 from fedwan.output.units import (
     bytes_text,
     duration_text,
@@ -106,7 +106,9 @@ def _quality(run: _Run) -> tuple[str, str]:
         return number_text(None), "not measured yet"
     times = f"{fd / floor:.1f} times the " if fd and floor else ""
     untrained = number_text(run.board.fd_untrained)
-    return number_text(fd), f"{times}floor {number_text(floor)}; untrained {untrained}"
+    num = run.qualities[-1].figure("num_real")
+    told = f"; {features_text(run.board.config)}n = {int(num)}" if num else ""
+    return number_text(fd), f"{times}floor {number_text(floor)}; untrained {untrained}{told}"
 
 
 def _charts(run: _Run) -> Iterator[Chart | None]:
@@ -118,8 +120,9 @@ def _charts(run: _Run) -> Iterator[Chart | None]:
     title = "Fréchet distance of the EMA weights" + (" (log scale)" if is_wide else "")
     floor = Series("floor (real against real)", figures("fd_floor"), is_reference=True)
     yield line_chart(title, [Series("EMA", figures("fd")), floor], number_text, is_wide)
-    shares = [Series(name, figures(name)) for name in ("precision", "recall")]
-    yield line_chart("Precision and recall", shares, number_text)
+    if any((q.figure("num_real") or 0) >= LEAST_REAL for q in run.qualities):
+        shares = [Series(name, figures(name)) for name in ("precision", "recall")]
+        yield line_chart("Precision and recall", shares, number_text)
     yield from _per_site("Loss", run, lambda record: record.losses)
     # One point per step: what all sites had sent by then.
     sent = []

@@ -13,7 +13,7 @@ from rich import box
 from rich.panel import Panel
 from rich.table import Table
 
-from fedwan.config import COMMAND, PrivacyConfig
+from fedwan.config import COMMAND, Config, PrivacyConfig
 from fedwan.errors import ConfigError
 from fedwan.files import replace_text
 from fedwan.output.board import Board
@@ -59,6 +59,8 @@ class Summary:
     `not_covered`."""
 
 
+LEAST_REAL = 500
+"""Real samples without which precision, recall and the like say little and are not shown."""
 UNIT = "one sample of one site's shard, there or not"
 NOT_COVERED = (
     "several samples of the same person or thing, copies among them",
@@ -149,6 +151,15 @@ def _lines(summary: Summary, board: Board, out: Path) -> Iterator[tuple[str, str
     yield "report", f"[cyan]{out / 'report.html'}[/]"
 
 
+def features_text(config: Config) -> str:
+    """What images are seen through when their distance is measured, and a comma."""
+    if config.eval.features:
+        return f"{Path(config.eval.features).name}, "
+    if config.workload == COMMAND or config.data.name == "ring8":
+        return ""
+    return "own classifier, " if config.data.name in ("digits", "emoji") else "random features, "
+
+
 def _quality_text(summary: Summary, board: Board) -> str:
     figures = {
         name: value
@@ -159,12 +170,15 @@ def _quality_text(summary: Summary, board: Board) -> str:
     if fd is None:
         others = [f"{name} {number_text(value)}" for name, value in figures.items()]
         return "; ".join(others) or "not measured: the script gives no evaluate="
-    text = f"Fréchet distance [bold]{number_text(fd)}[/]; real data itself {number_text(floor)}"
+    num, through = figures.get("num_real", 0), features_text(board.config)
+    told = f" ({through}n = {int(num)})" if num else ""
+    text = f"Fréchet distance [bold]{number_text(fd)}[/]{told}"
+    text += f"; real data itself {number_text(floor)}"
     if fd and floor:
         text += f" ({fd / floor:.1f} times the floor)"
     if board.fd_untrained is not None:
         text += f"; untrained {number_text(board.fd_untrained)}"
     for name in ("precision", "recall"):
-        if name in figures:
+        if name in figures and num >= LEAST_REAL:
             text += f"; {name} {number_text(figures[name])}"
     return text

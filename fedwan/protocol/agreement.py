@@ -190,7 +190,7 @@ def _source_difference(mine: str, theirs: str) -> str:
     ours, others = json.loads(mine or "{}"), json.loads(theirs or "{}")
     for name, here, there in _differing(ours, others):
         return (
-            f"its {name} is another code: SHA-256 {(there or 'nothing')[:12]}, the run's "
+            f"its {name} is another one: SHA-256 {(there or 'nothing')[:12]}, the run's "
             f"{(here or 'nothing')[:12]}; install the same version at every site"
         )
     return "its recipes differ"

@@ -19,6 +19,7 @@ from fedwan.app import load_workload
 from fedwan.config import site_names
 from fedwan.data import InMemory, Shard, data_at_site, dataset_of, first_leaf, open_shard
 from fedwan.errors import UserError
+from fedwan.metrics.network import load_network
 from fedwan.models.experts import train_own
 from fedwan.rng import NamedGenerators, derive_seed, seed_torch
 from fedwan.site.assignment import VARIABLE, meeting_folder
@@ -46,6 +47,8 @@ def take_part(member: Membership, group: Group) -> None:
         captions = getattr(recipe, "CAPTIONS", False)
         place = names.index(member.name)
         shard = open_shard(data, place, len(names), config.seed, captions=captions)
+    if config.eval.features:
+        load_network(config.eval.features, torch.device(member.device))  # before any step
     workload = recipe.build(config, member.device)
     if prepare := getattr(workload, "prepare", None):
         shard = prepare(shard, member.folder)

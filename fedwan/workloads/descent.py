@@ -93,7 +93,8 @@ class Descent(ABC):
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """See `fedwan.metrics.measure_quality`; of samples that are made of noise and weights."""
         generated = self.sample(NUM_DRAWS * len(real.x), derive_seed(seed, "evaluate"))
-        return measure_quality(self.config.data.name, real, generated)
+        config = self.config
+        return measure_quality(config.data.name, real, generated, config.eval.features)
 
     def descend(
         self, names: Sequence[str], batch: Batch, backward: Backward, reduce: Reduce

@@ -24,7 +24,7 @@ rounds contributions rejected rejoins late dropped staleness quality global_sha2
 """.split()
 
 
-QUALITY = {"fd": 0.82, "fd_floor": 0.41, "precision": 0.9, "recall": 0.8}
+QUALITY = {"fd": 0.82, "fd_floor": 0.41, "precision": 0.9, "recall": 0.8, "num_real": 500}
 SUMMARY = Summary(
     *("diloco", "gan", 4, 20, 1200, 0, 93.0, 60.0, 3.0, 60 / 63, 96_000_000, 96_200_000),
     *(60, 240, 0, 1, 0, 0, 0.0, QUALITY, "ab" * 32),
@@ -64,13 +64,15 @@ def test_what_is_no_summary_is_told_with_the_mend(tmp_path: Path) -> None:
 
 def test_one_screen_says_quality_bytes_and_where_to_look() -> None:
     text = shown(SUMMARY, RECORDS)
-    quality = ("0.82", "2.0 times the floor", "untrained 120", "precision 0.9")
+    quality = ("0.82 (own classifier, n = 500)", "2.0 times the", "untrained", "precision 0.9")
     # Synchronous training sends every gradient both ways at every step.
     sent = ("192 MB", f"{1200 * 4 * 2 * 400_000 / 1e9:.2f} GB", "20 times more")
     files = ("runs/demo/samples.png", "runs/demo/report.html")
     for part in (*quality, *sent, *files, "95 %", "rejoins of sites: 1"):
         assert part in text
     assert len(text.splitlines()) <= 24
+    few = dataclasses.replace(SUMMARY, quality=QUALITY | {"num_real": 499})
+    assert "n = 499" in (text := shown(few, RECORDS)) and "precision" not in text
     late = dataclasses.replace(SUMMARY, late=3, quality={"score": 7})
     text = shown(late, RECORDS[:1])
     assert "score 7" in text and "3 contributions merged late" in text and "times more" not in text

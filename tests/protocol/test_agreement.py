@@ -61,11 +61,11 @@ DIFFERENCES = [
     ),
     (
         {"sources_json": '{"strategy diloco": "' + "b" * 64 + '"}'},
-        f"its strategy diloco is another code: SHA-256 {'b' * 12}, the run's {'a' * 12}; install",
+        f"its strategy diloco is another one: SHA-256 {'b' * 12}, the run's {'a' * 12}; install",
     ),
     (
         {"sources_json": "{}"},
-        "diloco is another code: SHA-256 nothing, the run's aaaa",
+        "diloco is another one: SHA-256 nothing, the run's aaaa",
     ),
 ]
 

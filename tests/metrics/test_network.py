@@ -1,0 +1,112 @@
+"""Networks that a user names to see images through."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedwan.errors import ConfigError
+from fedwan.metrics import NUM_DRAWS, measure_quality, measure_translation
+from fedwan.metrics.distances import frechet_between
+from fedwan.metrics.features import NUM_FEATURES, Classifier
+from fedwan.metrics.network import load_network, network_sha256
+from fedwan.workloads.base import Batch
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+CPU = torch.device("cpu")
+IMAGES = torch.rand(300, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+
+class Means(nn.Module):
+    """Features are the means of channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float().mean(dim=(2, 3))
+
+
+class Asked(nn.Module):
+    """As StyleGAN's Inception: logits, unless it is asked for features."""
+
+    def forward(self, x: Tensor, return_features: bool = False) -> Tensor:
+        means = x.float().mean(dim=(2, 3))
+        return means if return_features else means.sum(dim=1, keepdim=True)
+
+
+class Wrong(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float().mean().expand(7)
+
+
+def script(module: nn.Module, path: Path) -> str:
+    torch.jit.script(module).save(str(path))
+    return str(path)
+
+
+@pytest.mark.parametrize("module", [Means(), Asked()])
+def test_a_script_sees_bytes_of_three_channels_and_gives_features(
+    tmp_path: Path, module: nn.Module
+) -> None:
+    see = load_network(script(module, tmp_path / "net.pt"), CPU)
+    expected = ((IMAGES + 1) * 127.5).round().mean(dim=(2, 3))
+    torch.testing.assert_close(see(IMAGES), expected)
+    assert torch.equal(see(IMAGES[:, :1])[:, 0], see(IMAGES[:, :1])[:, 2])
+
+
+def test_the_distance_is_that_of_its_features_as_they_are(tmp_path: Path) -> None:
+    path = script(Means(), tmp_path / "net.pt")
+    see = load_network(path, CPU)
+    batch = Batch(IMAGES[:40], torch.zeros(40, dtype=torch.int64))
+    found = measure_quality("folder", batch, IMAGES[:120] * 0.5, path)
+    assert found["num_real"] == 20 and "moments" not in found
+    assert found["fd"] > 0 and found["fd_floor"] > 0
+    # Of digits and the like the held-out samples are compared whole.
+    grey = Batch(IMAGES[:40, :1], batch.y)
+    found = measure_quality("digits", grey, IMAGES[:120, :1] * 0.5, path)
+    draws = (IMAGES[:120, :1] * 0.5).chunk(NUM_DRAWS)
+    whole = [frechet_between(see(grey.x), see(draw)) for draw in draws]
+    assert found["fd"] == pytest.approx(sum(whole) / NUM_DRAWS) and found["num_real"] == 40
+    assert measure_translation(IMAGES, IMAGES.clone(), path)["num_real"] == 150
+
+
+def test_a_folder_of_transformers_sees_images_at_its_own_size(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 8, "image_size": 16, "patch_size": 8}
+    for config in (transformers.ViTConfig(**sizes), transformers.Dinov2Config(**sizes)):
+        folder = tmp_path / type(config).__name__
+        transformers.AutoModel.from_config(config).save_pretrained(folder)
+        seen = load_network(str(folder), CPU)(IMAGES[:70])
+        assert seen.shape == (70, 8) and seen.std(dim=0).min() > 0
+    sizes = {"vision_config": sizes, "text_config": sizes | {"vocab_size": 9}}
+    clip = transformers.CLIPModel(transformers.CLIPConfig(**sizes))
+    clip.save_pretrained(tmp_path / "clip")
+    before = network_sha256(str(tmp_path / "clip"))
+    assert load_network(str(tmp_path / "clip"), CPU)(IMAGES[:2]).shape == (2, 8)
+    clip.logit_scale.data += 1
+    clip.save_pretrained(tmp_path / "clip")
+    assert network_sha256(str(tmp_path / "clip")) != before
+
+
+def test_what_is_no_such_network_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "text.pt").write_text("no network")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/config.json").write_text("{}")
+    script(Wrong(), tmp_path / "wrong.pt")
+    for name, told in {
+        "gone.pt": "is no TorchScript file, and no folder",
+        "text.pt": "cannot be used",
+        "folder": "cannot be used",
+        "wrong.pt": "gives no tensor of",
+    }.items():
+        with pytest.raises(ConfigError, match=rf"eval\.features = '.*{name}' {told}") as caught:
+            load_network(str(tmp_path / name), CPU)
+        assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("side", [8, 16, 32])
+def test_a_data_sets_own_classifier_takes_pictures_of_its_size(side: int) -> None:
+    features, logits = Classifier(3, side, 9)(torch.zeros(2, 3, side, side))
+    assert features.shape == (2, NUM_FEATURES) and logits.shape == (2, 9)
