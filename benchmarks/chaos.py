@@ -27,6 +27,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.harness.federation import PATIENCE_S, RECIPE, Federation, kill
 from benchmarks.harness.table import Row
 from fedwan.coordinator.model import CHECKPOINT
@@ -136,7 +138,8 @@ def _stopped(text: str, least_s: float = 1.0, most_s: float = 20.0, **environ: s
         process = run.find(rng, text, **environ)
         process.suspend()
         time.sleep(rng.uniform(least_s, most_s))
-        process.resume()
+        with suppress(psutil.NoSuchProcess):  # ended by those who missed it
+            process.resume()
 
     return fault
 

@@ -20,7 +20,7 @@ from fedwan.errors import JoinRefused, RunStopped, UserError
 from fedwan.rng import NamedGenerators
 from fedwan.site.site import Membership
 from fedwan.state import State, layout_of, state_of
-from fedwan.workloads.base import keep_local
+from fedwan.workloads.base import Batch, keep_local
 from strategies import diloco, local_sgd, sync
 from tests.support import (
     ADAM,
@@ -83,6 +83,39 @@ def test_sync_is_large_batch_training_with_one_optimiser_everywhere(
     states = [w.optimizers["velocity"].state_dict()["state"] for w in ran.workloads.values()]
     for index, fields in states[0].items():
         assert all(same_bits(fields, other[index]) for other in states[1:])
+
+
+def test_one_site_alone_ends_on_its_own_weights_and_pays_what_coding_owes_once(
+    tmp_path: Path,
+) -> None:
+    inner = {"velocity": SGD}
+    losses = []
+    for up in ("fp32", "topk2", "int2"):
+        config = tiny_config("local_sgd", inner, sites=1, h=2, steps=40, codec={"up": up})
+        ran = run_tiny(tmp_path / up, config)
+        (workload,) = ran.workloads.values()
+        with torch.no_grad():
+            batch = Batch(workload.batches[-1], torch.zeros(BATCH))
+            losses.append(workload.evaluate(batch, 0)["fd"])
+    assert max(losses[1:]) < 2 * losses[0] + 0.1
+
+
+def test_a_site_that_is_late_at_the_end_of_a_run_ends_with_its_weights(tmp_path: Path) -> None:
+    rounds = {"quorum": 2, "grace": 3.0, "patience_s": 30.0}
+    config = tiny_config("diloco", NET, sites=3, h=2, steps=24, round=rounds)
+
+    def part(member: Membership, workload: TinyWorkload) -> str:
+        plain = workload.step
+
+        def step(*args: Any) -> Mapping[str, Tensor]:
+            time.sleep(1.0 if member.name == "s3" and len(workload.batches) > 19 else 0.02)
+            return plain(*args)
+
+        workload.step = step  # type: ignore[method-assign]
+        return take_part(member, workload)
+
+    ran = run_tiny(tmp_path, config, part=part)
+    assert len(ran.hashes) == 1 and len(ran.workloads["s3"].batches) < 24
 
 
 # What all parties end on -------------------------------------------------------------------------

@@ -81,6 +81,7 @@ class Federation:
         self._is_complete = False
         self.event = on_event
         self._refusals: dict[str, Refusals] = defaultdict(Refusals)
+        self._joins: dict[str, Refusals] = defaultdict(Refusals)
         self._began_s = time.monotonic()
         self._snapshots = Snapshots()
 
@@ -176,6 +177,7 @@ class Federation:
         for name in returned:
             self.event("back", name, f"{name} is heard again")
         for name in lost:
+            self._snapshots.clear(name)
             why = self.shut_out.get(name, "")
             self.event("lost", name, f"{name} has fallen silent{why and ': '}{why}")
         return lost
@@ -246,10 +248,12 @@ class Federation:
     def _release(self) -> None:
         """Let sites go that have nothing on its way in any more, and were to leave."""
         gone = self.registry.release(self._intake.open_of() if self._intake else ())
-        for name in gone if self._rounds else ():
-            self.event("leave", name, f"{name} left: it was drained")
         if gone:
             self._follow()
+        for name in gone:
+            self._snapshots.clear(name)
+            if self._rounds:
+                self.event("leave", name, f"{name} left: it was drained")
 
     def _follow(self) -> None:
         """Rounds, and the sites' agreement, follow the registry."""
@@ -261,6 +265,6 @@ class Federation:
     def _refuse(self, site: str, text: str) -> None:
         with self.changed:
             self.rejected += 1
-            told = self._refusals[site].tell(text, time.monotonic())
+            told = self._refusals[site].tell(shown(text, LONGEST_FAILURE), time.monotonic())
         if told:
             self.event("rejected", site, told)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,8 @@ class GlobalModel:
         self._residual: State = {}
         self._server_step = strategy.server_step(self.state, layout)
         self._half_life = ema_half_life
-        self._ema_snapshot: Callable[[], Payload | None] = lambda: None
+        self._readers: list[weakref.ref[Payload]] = []
+        """Payloads that are of the average itself."""
         self._hashes: dict[tuple[int, int], str] = {}  # by fragment and version, the last two
         self._lock = threading.Lock()
         self.takes_over = False
@@ -163,8 +164,9 @@ class GlobalModel:
         with self._lock:
             self._residual |= residual
             self._server_step.commit(update)
-            if self._ema_snapshot() is not None:  # somebody is reading it: leave it to them
-                self.ema = clone(self.ema)
+            if any(reader() is not None for reader in self._readers):
+                self.ema = clone(self.ema)  # what is being read is left to them
+            self._readers.clear()
             update_ema(
                 {name: self.ema[name] for name in update},
                 {name: self.state[name] for name in update},
@@ -223,7 +225,7 @@ class GlobalModel:
                 payload = Payload([content], xxhash.xxh3_64_intdigest(content))
             elif kind == wire.DownloadRequest.EMA:
                 payload, _ = fp32().encode(self.ema, {}, self.layout)
-                self._ema_snapshot = weakref.ref(payload)
+                self._readers.append(weakref.ref(payload))
             else:
                 payload, _ = fp32().encode(clone(self.state), {}, self.layout)
             return payload, tuple(self.versions)

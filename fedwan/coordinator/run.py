@@ -236,6 +236,8 @@ class CoordinatedRun:
         # Gradients vary fiftyfold from step to step, deltas of unequal numbers of steps with these.
         is_steady = strategy.contributes == "delta" and strategy.clock == "versions"
         is_steady = is_steady and not strategy.up.mask_bits
+        # Else the update is not what a site's weights have moved by.
+        self._is_plain = is_steady and strategy.up.is_exact and strategy.down.is_exact
         self.hub.gate = Gate(config.round.gate if is_steady else 0.0, len(self._names))
         self.hub.gate.load_state(self._past_figures)
         self.hub.model = self._resumed
@@ -264,7 +266,7 @@ class CoordinatedRun:
             round_.samples,
             rounds.times(),
             rounds.run_step,
-            is_alone=len(round_.merged) == 1,
+            is_alone=self._is_plain and len(round_.merged) == 1,
         )
         self._version_lines.add(model, fragment, contributions)
         self._take_up(rounds, model, fragment)

@@ -83,6 +83,10 @@ class Servicer(Federation):
                 self.registry.sites[site].heard_s = now_s
                 self.changed.notify_all()
                 return wire.Welcome(is_waiting=True, text=self.agreement.waits_for())
+            is_other = self.registry.sites[site].session != hello.session
+            if is_other and not self._joins[site].spend(now_s):
+                text = f"{site} has joined too often; it is let in again in a while"
+                return wire.Welcome(is_waiting=True, text=text)
             is_new = self.registry.admit(site, hello.session, now_s)
             is_rejoin = self.registry.sites[site].joins > 1
             self._follow()
@@ -95,7 +99,8 @@ class Servicer(Federation):
                     at += ", and takes the steps to it again"
                 at += f", certificate {hello.certificate}" if hello.certificate else ""
                 why = f"; {hello.error}" if hello.error else ""
-                self.event("rejoin" if is_rejoin else "join", site, f"{site} {verb}{at}{why}")
+                kind = "rejoin" if is_rejoin else "join"
+                self.event(kind, site, f"{site} {verb}{at}{why}")
             return wire.Welcome(
                 versions=rounds.versions if self.model else [],
                 send_initial=self.model is None and self.registry.first == site,
@@ -169,6 +174,7 @@ class Servicer(Federation):
             if entry.session != farewell.session or entry.has_left:
                 return
             entry.has_left = True
+            self._snapshots.clear(site)
             self.farewells[site] = farewell
             text = f"{site} left: {farewell.error}" if farewell.error else f"{site} finished"
             spent = {name: getattr(farewell.work, name) for name in SPENT}
@@ -189,8 +195,6 @@ class Servicer(Federation):
             self.intake.check(upload)
             settled = self._settled(upload)
             if settled is not None:
-                if settled.status == wire.Receipt.STALE:
-                    self.rounds.note_dropped(upload.key)
                 return settled
             is_contribution = upload.kind == wire.UploadHeader.CONTRIBUTION
             try:
@@ -268,6 +272,7 @@ class Servicer(Federation):
         settled = self.rounds.settled(upload.key)
         if settled != "stale":
             return _ACCEPTED if settled else None
+        self.rounds.note_dropped(upload.key)
         fragment, version, _ = upload.key
         present = self.rounds.versions[fragment]
         text = f"version {version} is not wanted, the present one is {present}"
@@ -283,10 +288,13 @@ class Servicer(Federation):
         return wire.Receipt(status=wire.Receipt.REJECTED, text=text)
 
     def refuse(self, site: str, text: str) -> None:
-        """See `Hub`; a quorum does not wait for who is refused again and again."""
+        """See `Hub`; a quorum does not wait for who is refused again and again.
+
+        Unless the site is there: then it was somebody with an identity of its that holds no more.
+        """
         with self.changed:
             self.shut_out[site] = text
-            if self._rounds is not None:
+            if self._rounds is not None and site not in self.live():
                 self._rounds.setbacks[site] += 1
                 self.changed.notify_all()
         self._refuse(site, text)
@@ -366,9 +374,11 @@ class Servicer(Federation):
             with self.changed:
                 self.rounds.note_back(site, request.version, repeats=False)
                 self.event("warning", site, _older_text(site, request.version, self.rounds))
-        payload, versions = kept or self._snapshots.take(site, kind, model)
+        if (kept := kept or self._snapshots.take(site, kind, model)) is None:
+            return Delivery(wire.DownloadHeader(status=wire.DownloadHeader.NOT_YET), None)
+        payload, versions = kept
         with self.changed:
-            if self.rounds.updates.keeps_past and kind == wire.DownloadRequest.GLOBAL:
+            if kind == wire.DownloadRequest.GLOBAL:
                 # These weights may be committed and not published yet: what the site is told of its
                 # contribution must be of the same version, or it would wait for one more.
                 self.changed.wait_for(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 from fedwan.codecs import Payload
 from fedwan.coordinator.model import GlobalModel
@@ -11,6 +12,8 @@ from fedwan.link import wire_pb2 as wire
 Snapshot = tuple[Payload, tuple[int, ...]]
 """With the version of each fragment."""
 Kind = wire.DownloadRequest.Kind
+MOST = 3
+"""Snapshots that one site may hold back: of calls that are slow, or cut off and not known to be."""
 
 
 class Snapshots:
@@ -18,19 +21,29 @@ class Snapshots:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, Kind], Snapshot] = {}
+        self._out: dict[str, list[weakref.ref[Payload]]] = {}
+        """By site, what it was given, as long as somebody still sends it."""
         self._copying = threading.Lock()
 
     def find(self, site: str, kind: Kind) -> Snapshot | None:
         """What a site began to fetch."""
         return self._kept.get((site, kind))
 
-    def take(self, site: str, kind: Kind, model: GlobalModel) -> Snapshot:
-        """One of the present versions. A copy takes long: one is made at a time."""
+    def take(self, site: str, kind: Kind, model: GlobalModel) -> Snapshot | None:
+        """One of the present versions; None for a site that still holds too many others.
+
+        A copy takes long: one is made at a time.
+        """
         with self._copying:
+            out = self._out[site] = [ref for ref in self._out.get(site, []) if ref() is not None]
+            if len(out) >= MOST:
+                return None
             versions = tuple(model.versions)
             others = [kept for (_, other), kept in self._kept.copy().items() if other == kind]
             same = (kept for kept in others if kept[1] == versions)
             kept = self._kept[site, kind] = next(same, None) or model.snapshot(kind)
+            if not any(ref() is kept[0] for ref in out):
+                out.append(weakref.ref(kept[0]))
         return kept
 
     def clear(self, site: str = "") -> None:

@@ -155,6 +155,15 @@ class Refusals:
         self._credit, self._at_s = _BURST, 0.0
         self._untold = 0
 
+    def spend(self, now_s: float) -> bool:
+        """Whether one more may be told now, whatever it says."""
+        self._credit = min(_BURST, self._credit + (now_s - self._at_s) / _REFILL_S)
+        self._at_s = now_s
+        if self._credit < 1:
+            return False
+        self._credit -= 1
+        return True
+
     def tell(self, text: str, now_s: float) -> str:
         """What to tell of the next one; empty where it is only counted."""
         self._times = self._times + 1 if text == self._last else 1
@@ -162,11 +171,8 @@ class Refusals:
         if self._times > 1:
             is_told = str(self._times).rstrip("0") == "1"
             return f"{text} ({self._times} times in a row)" if is_told else ""
-        self._credit = min(_BURST, self._credit + (now_s - self._at_s) / _REFILL_S)
-        self._at_s = now_s
-        if self._credit < 1:
+        if not self.spend(now_s):
             self._untold += 1
             return ""
-        self._credit -= 1
         more, self._untold = self._untold, 0
         return f"{text} (and {more} others since the last one)" if more else text

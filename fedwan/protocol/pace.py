@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from fedwan.link import wire_pb2 as wire
 
@@ -32,17 +32,29 @@ def balanced_steps(speeds: Mapping[str, float], h: int, least: int) -> dict[str,
 class Paces:
     """How many steps each site takes between two uploads, as its contributions' speeds tell."""
 
-    def __init__(self, h: int, least_steps: int) -> None:
+    def __init__(self, h: int, least_steps: int, num_fragments: int = 1) -> None:
         self._h = h
         self._least = least_steps
+        self._is_whole = num_fragments == 1
         self._speeds: dict[str, float] = {}
+        self._reached: dict[str, int] = {}
+        """By site, the step after which it sent last."""
 
     def note(self, site: str, work: wire.Work) -> None:
-        """A contribution was merged; its steps and the seconds that they took are taken in."""
-        speed = work.steps / work.compute_s if work.compute_s > 0 else 0.0
+        """A contribution was merged; its steps and the seconds that they took are taken in.
+
+        A fragment's seconds are those since another one left, not those of all its steps.
+        """
+        steps = work.steps if self._is_whole else work.step - self._reached.get(site, 0)
+        self._reached[site] = work.step
+        speed = steps / work.compute_s if work.compute_s > 0 else 0.0
         if math.isfinite(speed) and speed > 0:
             old = self._speeds.get(site, speed)
             self._speeds[site] = PACE_MEMORY * old + (1.0 - PACE_MEMORY) * speed
+
+    def keep(self, sites: Collection[str]) -> None:
+        """Forget all others, which have gone."""
+        self._speeds = {site: speed for site, speed in self._speeds.items() if site in sites}
 
     def usual(self) -> float:
         """Steps a second of the site in the middle; 0 while nothing is known."""

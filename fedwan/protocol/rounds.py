@@ -69,7 +69,7 @@ class Rounds(Generic[C, U]):
         self._num_versions = num_versions
         self.updates: Updates[U] = Updates(fragments, keeps_past=strategy.policy.leaves_behind)
         self._batch = batch
-        self._paces = Paces(strategy.h, strategy.least_steps)
+        self._paces = Paces(strategy.h, strategy.least_steps, len(fragments))
         self._times = [RoundTimes() for _ in fragments]
         self._whole: list[dict[tuple[int, str], C]] = [{} for _ in fragments]
         """By version and site, in the order in which they became whole."""
@@ -124,8 +124,7 @@ class Rounds(Generic[C, U]):
         if self._policy.max_staleness and self.is_merged(key):
             return "accepted"
         # A site that took the global weights may be ahead of the update that leads to them.
-        present = self.versions[fragment]
-        is_wanted = present - self._policy.max_staleness <= version <= present + 1
+        is_wanted = self._least_wanted(fragment) <= version <= self.versions[fragment] + 1
         return "" if is_wanted and not self.is_over else "stale"
 
     def check(self, key: Key, work: wire.Work) -> None:
@@ -200,6 +199,7 @@ class Rounds(Generic[C, U]):
         if self.awaited == list(awaited):
             return
         self.awaited = list(awaited)
+        self._paces.keep(self.awaited)
         quorum = min(self._strategy.policy.quorum, len(self.awaited))
         self._policy = self._strategy.policy._replace(quorum=quorum)
         if self.round is not None and not self.round.is_closed:
@@ -302,7 +302,15 @@ class Rounds(Generic[C, U]):
     def least_wanted(self) -> tuple[int, int]:
         """The fragment of the present round, and the least version that is still wanted of it."""
         index = self._present().fragment.index
-        return index, self.versions[index] - self._policy.max_staleness
+        return index, self._least_wanted(index)
+
+    def _least_wanted(self, fragment: int) -> int:
+        """What a closed round was not given comes too late, although its update is not out yet."""
+        present, round_ = self.versions[fragment], self.round
+        is_closed = round_ is not None and round_.is_closed and round_.version == present
+        if is_closed and round_ is not None and round_.fragment.index == fragment:
+            present += 1
+        return present - self._policy.max_staleness
 
     def missing(self, absent: Iterable[str], num_live: int) -> list[str]:
         """Sites that the round waits for, of those that were here and are not any more."""

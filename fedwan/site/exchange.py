@@ -181,8 +181,6 @@ class Exchange:
                 ) from None
             return self._start_over(isinstance(error, _Refused))
         except _Over:  # the step loop ends by itself
-            self._in_vain.set()
-            self._flights.clear()
             return step
         place = self._place
         return place.run_step if place.keeps_pace else place.ahead(step, self._flights)
@@ -281,7 +279,7 @@ class Exchange:
         version, fragment = flight.version, flight.fragment
         if receipt.status == wire.Receipt.REJECTED:
             self._rejections += 1
-            self._place.checkpoints.drop(version + 1)
+            self._place.checkpoints.drop(self._place.versions[0] + 1)
             log.warning("contribution to version %d was refused: %s", version, receipt.text)
             if self._rejections >= MAX_REJECTIONS:
                 raise FedwanError(
@@ -316,7 +314,9 @@ class Exchange:
             return header
 
         def heed() -> None:
-            if self._listen() and self._place.keeps_pace:
+            if self._listen() and (
+                self._place.keeps_pace or self.expected_step < self._place.num_steps
+            ):
                 raise _Over
 
         # One that could not be merged any more is not waited for.
@@ -386,11 +386,14 @@ class Exchange:
         self._in_vain.set()
         held = self._group.lead(self._ground)
         self._in_vain = threading.Event()
+        unpaid = {}
         for flight in self._flights.values():
             if flight.sent is None:  # nobody knows whether it was merged, and so paid
                 self._residuals.settle(flight.fragment, flight.version, {})
+            elif flight.unpaid is not None:
+                unpaid[flight.fragment.index] = (flight.version, flight.unpaid)
         self._flights.clear()
-        place.start_over(is_refused, held)
+        place.start_over(is_refused, held, unpaid)
         return place.run_step if place.keeps_pace else place.ahead(place.reached(place.versions))
 
     def _ground(self) -> list[int]:
@@ -408,8 +411,9 @@ class Exchange:
 
     def finish(self) -> None:
         """The run is complete: hold the weights that it ended with."""
-        if self._place.keeps_pace:
-            self._place.take_weights()
+        place = self._place
+        if place.keeps_pace or place.reached(place.versions) < place.num_steps:
+            self._start_over(is_refused=False)
 
     def close(self) -> None:
         """Give up what is still on its way; threads end when their present call does."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedwan.codecs.masked import first_sizes
@@ -237,14 +237,21 @@ class Place:
             header.merged_from, header.merged_into = self.versions[0] - 1, self.versions[0]
         return header
 
-    def start_over(self, is_refused: bool, held: Sequence[int]) -> None:
+    def start_over(
+        self, is_refused: bool, held: Sequence[int], unpaid: Mapping[int, tuple[int, State]]
+    ) -> None:
         """Take the global weights; without what error feedback owes, if that was refused.
 
-        `held`: the versions of those that this site has.
+        `held`: the versions of those that this site has. `unpaid`: by fragment, the version of a
+        contribution that came too late, and what it was to pay.
         """
         header = self._follow(held, held) if self.follows else self._fetch("")
         self.replica.adopt()
         self.note(header)
+        for index, (version, debt) in unpaid.items():
+            # Only the receipt was late, if it is merged; of other fragments nobody says.
+            if index or not header.merged_into or header.merged_from != version:
+                self.residuals.settle(self.fragments[index], version, debt)
         owed = self.residuals.ledger(Work(0, 0))._replace(versions=tuple(self.versions))
         for fragment in self.fragments:
             self.keep(fragment)

@@ -15,6 +15,7 @@ import torch
 from fedwan.codecs import Payload
 from fedwan.codecs.payload import Source
 from fedwan.coordinator.intake import Upload
+from fedwan.coordinator.snapshots import MOST
 from fedwan.errors import PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
@@ -236,6 +237,40 @@ def test_a_contribution_to_a_version_that_is_past_is_stale(bench: Bench) -> None
     write(bench, header, payload, range(1))
     bench.publish(1, payload)  # its round did not wait for the rest
     assert bench.hub.close_stripe("s1", header).status == wire.Receipt.STALE
+    assert bench.rounds.dropped == 2
+
+
+def test_a_site_holds_few_snapshots_back_and_is_told_to_come_again(bench: Bench) -> None:
+    model = bench.set_model()
+    request = wire.DownloadRequest(run_id="run-1", kind=wire.DownloadRequest.GLOBAL)
+    slow = []
+    for version in range(1, MOST + 2):
+        slow.append(bench.hub.download("s1", request))
+        payload = model.commit(model.fragments[0], {"net/w": torch.ones(1000)}, samples=4)
+        bench.publish(version, payload)
+    assert slow.pop().header.status == wire.DownloadHeader.NOT_YET
+    assert all(delivery.payload is not None for delivery in slow)
+    slow.pop()
+    bench.hub._snapshots.clear("s1")
+    assert bench.hub.download("s1", request).payload is not None
+
+
+def test_sessions_that_come_one_after_the_other_are_let_in_slowly(bench: Bench) -> None:
+    first = len(bench.events)
+    welcomes = [bench.hub.join("s1", bench.hello("s1", session=f"s{n}")) for n in range(100)]
+    assert 0 < sum(not welcome.is_waiting for welcome in welcomes) < 10
+    assert "joined too often" in welcomes[-1].text
+    assert len(bench.events) - first < 10
+    assert not bench.hub.join("s2", bench.hello("s2")).is_waiting
+
+
+def test_calls_with_an_identity_that_holds_no_more_do_not_shut_out_the_site_itself(
+    bench: Bench,
+) -> None:
+    bench.hub.attach("s1", "s1-first")
+    for _ in range(5):
+        bench.hub.refuse("s1", "its certificate has expired")
+    assert not bench.rounds.setbacks["s1"]
 
 
 def test_where_updates_are_kept_a_site_that_contributes_lets_its_snapshots_go(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,3 +92,16 @@ def test_speeds_come_from_contributions_and_settle() -> None:
         paces.note("a", wire.Work(steps=20, compute_s=1.0))
         paces.note("b", wire.Work(steps=20, compute_s=4.0))
     assert (paces.steps("a"), paces.steps("b")) == (20, 5)
+
+
+def test_speed_is_that_of_the_steps_since_anything_left_and_of_sites_that_are_here() -> None:
+    paces = Paces(20, 1, num_fragments=2)
+    for step in (5, 10, 10, 15):  # two leave after step 10
+        paces.note("s1", wire.Work(step=step, steps=10, compute_s=0.5 if step != 10 else 0.25))
+    assert paces.usual() == pytest.approx(10, rel=0.5)
+    paces = Paces(20, 1)
+    for site, seconds in (("s1", 1.0), ("s2", 4.0)):
+        paces.note(site, wire.Work(steps=20, compute_s=seconds))
+    assert paces.steps("s2") == 5
+    paces.keep(["s2"])
+    assert paces.steps("s2") == 20 and paces.steps("s1") == 0
