@@ -332,7 +332,16 @@ NEEDS = (
         lambda c, _: c.workload != COMMAND and c.data.name != "ring8",
         "a recipe that makes pictures",
     ),
+    *(
+        Needs(key, lambda c, _: c.workload != COMMAND, "a recipe: a script has its own way")
+        for key in ("model.*", "eval.num", "site.precision", "site.accumulate", "site.recompute")
+    ),
     Needs("site.partition", lambda c, _: c.site.processes > 1, "site.processes=2"),
+    Needs(
+        "inner.*.state=average",
+        lambda c, n: c.inner[n].name != "own",
+        "inner.NETWORK.name=adamw, or what the script makes",
+    ),
     Needs("inner.*.beta2", lambda c, n: c.inner[n].name != "sgd", "another optimiser than sgd"),
     Needs(
         "inner.*.state",

@@ -51,6 +51,14 @@ class NamedOptimizers:
         """Names of the parameters that some optimiser steps."""
         return {self._names[p] for o in self.optimizers.values() for p in _held(o)}
 
+    def of_network(self, network: str) -> list[str]:
+        """Names of the optimisers that step some of a network's parameters."""
+        return [
+            name
+            for name, optimizer in self.optimizers.items()
+            if any(network_of(self._names[param]) == network for param in _held(optimizer))
+        ]
+
     def state(self) -> State:
         """All moments by name, sharing memory; a `UserError` if one is no tensor."""
         flat: State = {}

@@ -149,8 +149,17 @@ def require_followed(
 
 
 def require_script(page: ModuleType, config: Config) -> None:
-    """Refuse a strategy that steps optimisers at the coordinator, which a script alone knows."""
-    if not config.inner and not followed(_declared(page)[0], ["inner.*.name=own"]):
+    """Refuse what a script alone knows: optimisers that a strategy steps at the coordinator.
+
+    And where it does not, settings of theirs that would have no effect.
+    """
+    is_own = bool(followed(_declared(page)[0], ["inner.*.name=own"]))
+    keys = "lr warmup_steps schedule beta2 weight_decay clip_norm".split()
+    own = tuple(Needs(f"inner.*.{key}", lambda c, _: False, "a recipe") for key in keys)
+    if is_own and (lines := unmet(config, own)):
+        text = "has no effect: a script makes its optimisers itself; leave it out, and set it there"
+        raise ConfigError("\n".join(f"{line.partition(' needs')[0]} {text}" for line in lines))
+    if not config.inner and not is_own:
         raise ConfigError(
             f"strategy {config.strategy!r} steps the sites' optimisers at the coordinator, "
             "too, which a script makes; set strategy=local_sgd h=1, or say what they are, as "

@@ -7,10 +7,12 @@ place never shifts the numbers of another, and a checkpoint restores each stream
 from __future__ import annotations
 
 import hashlib
+import random
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,13 +35,18 @@ lending = threading.RLock()
 
 @contextmanager
 def lent_generators(gpus: Sequence[torch.device] = ()) -> Iterator[None]:
-    """Torch's global generators of the CPU and of some GPUs, to be left as they were.
+    """Global generators of Python, NumPy, the CPU and of some GPUs, to be left as they were.
 
     One thread at a time has them: sites that are threads of one process (`fedwan.simulate`) would
     else put them back in the middle of another one's draws.
     """
     with lending, torch.random.fork_rng(list(gpus)):
-        yield
+        kept, numpy_kept = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global one
+        try:
+            yield
+        finally:
+            random.setstate(kept)
+            np.random.set_state(numpy_kept)  # noqa: NPY002
 
 
 @contextmanager
@@ -50,10 +57,12 @@ def seeded_init(seed: int) -> Iterator[None]:
         yield
 
 
-def seed_torch(seed: int) -> None:
-    """Seed torch's global generators, when nobody has them."""
+def seed_all(seed: int) -> None:
+    """Seed the global generators of torch, Python and NumPy, when nobody has them."""
     with lending:
         torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % (1 << 32))  # noqa: NPY002 - the global one
 
 
 class NamedGenerators:

@@ -77,7 +77,7 @@ class Bench:
         self.hub = Servicer(
             RUN,
             self.registry,
-            Agreement(sites, len(sites), self.claim, RUN),
+            Agreement(sites, len(sites), self.claim),
             lambda *event, **_: self.events.append(event),
             chunk_bytes,
         )

@@ -87,6 +87,9 @@ def test_what_a_strategy_does_not_follow_is_refused_with_one_that_does(
             "'median' needs round.max_staleness=0; set",
         ),
         ("round.merge=median:2", "'median:2' needs 5 contributions"),
+        ("workload=command site.precision=bf16-mixed", "'bf16-mixed' needs a recipe: a script has"),
+        ("workload=command inner.net.clip_norm=1", "clip_norm = 1.0 has no effect: a script makes"),
+        ("workload=command inner.net.state=average inner.net.name=own", "needs inner.NETWORK.name"),
         ("round.merge=krum", "where a round may close with 4; set sites=5, or round.merge=mean"),
         ("round.merge=median sites=5 round.quorum=2", "close with 2; set round.quorum=3"),
         (

@@ -79,7 +79,7 @@ class CoordinatedRun:
         needed = len(self._names) if is_masked else quorum  # all must be here to agree on masks
         self._run_id = run_id
         self._sources = None if strategy else sources(config)
-        agreement = Agreement(self._names, needed, run_id=run_id, sources=self._sources)
+        agreement = Agreement(self._names, needed, sources=self._sources)
         self.hub = Servicer(run_id, self._registry, agreement, self.event, CHUNK_BYTES)
         self.hub.masking = Masking(run_id, self._names, quorum) if is_masked else None
         self._registry.least = quorum if is_masked else 1

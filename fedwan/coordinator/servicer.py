@@ -67,10 +67,13 @@ class Servicer(Federation):
         with self.changed:
             self.registry.check(site)
             rounds, refusal = self._rounds, ""
+            # What is no fault of the site's: it gets another ticket, for the next start.
+            if hello.run_id != self._run_id:
+                raise SessionLost(f"site is of run {hello.run_id}, this is {self._run_id}")
             if self.stop_text and rounds is None:  # else the site hears of it by a signal
-                refusal = f"the run is over: {self.stop_text}"
+                raise SessionLost(f"the run is over: {self.stop_text}")
             if self.masking:
-                refusal = refusal or self.masking.conflict(site, hello.card)
+                refusal = self.masking.conflict(site, hello.card)
             refusal = refusal or self.agreement.join(site, hello, claim)
             if refusal:
                 self._refuse(site, refusal)

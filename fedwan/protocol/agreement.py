@@ -98,12 +98,10 @@ class Agreement:
         site_names: Sequence[str],
         needed: int,
         agreed: Claim | None = None,
-        run_id: str = "",
         sources: Mapping[str, str] | None = None,
     ) -> None:
         self._names = list(site_names)
         self._needed = needed
-        self._run_id = run_id
         self._sources = sources
         self._claims: dict[str, Claim] = {}
         self.agreed = agreed
@@ -121,8 +119,6 @@ class Agreement:
                 f"site calls itself {hello.site!r} but its certificate says {site!r}; "
                 "use the identity folder that was issued for it"
             )
-        if hello.run_id != self._run_id:
-            return f"site is of run {hello.run_id}, this is {self._run_id}; wait for a new ticket"
         if hello.protocol != PROTOCOL:
             return (
                 f"site speaks protocol {hello.protocol}, this coordinator {PROTOCOL}; "

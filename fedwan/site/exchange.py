@@ -167,6 +167,7 @@ class Exchange:
 
     def _exchange(self, due: Sequence[Fragment], landing: Sequence[_Flight], step: int) -> int:
         is_last = step >= self._place.num_steps
+        self._replica.follow()
         try:
             for flight in landing:
                 self._land(flight, is_last)

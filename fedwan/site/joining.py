@@ -29,7 +29,7 @@ from fedwan.link.loopback import ShapedLink
 from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
 from fedwan.names import nearest
-from fedwan.rng import derive_seed, seed_torch
+from fedwan.rng import derive_seed, seed_all
 from fedwan.site.assignment import Assignment, Outcome, end_with
 from fedwan.site.checkpoint import Stateful
 from fedwan.site.group import open_group
@@ -103,7 +103,7 @@ def _open(member: Membership, script: Script) -> Site:
     group, config = open_group(), member.config
     load_initial(script.networks, config.init, config.excluded)
     if config.sites > 1:
-        seed_torch(derive_seed(torch.initial_seed(), config.seed, member.name))
+        seed_all(derive_seed(torch.initial_seed(), config.seed, member.name))
     return Site(member, script, group)
 
 

@@ -21,7 +21,7 @@ from fedwan.data import InMemory, Shard, data_at_site, dataset_of, first_leaf, o
 from fedwan.errors import UserError
 from fedwan.metrics.network import load_network
 from fedwan.models.experts import train_own
-from fedwan.rng import NamedGenerators, derive_seed, seed_torch
+from fedwan.rng import NamedGenerators, derive_seed, seed_all
 from fedwan.site.assignment import VARIABLE, meeting_folder
 from fedwan.site.checkpoint import Stateful
 from fedwan.site.group import Group, open_group
@@ -68,7 +68,7 @@ def train(
     rank = group.rank if config.site.partition != "tensor_parallel" else 0
     privacy = Privacy(config, shard.num_samples) if config.privacy.epsilon else None
     seed = config.seed if privacy is None else privacy.seed()
-    seed_torch(derive_seed(seed, name, *([rank] if rank else []), "torch"))
+    seed_all(derive_seed(seed, name, *([rank] if rank else []), "torch"))
     rng = NamedGenerators(seed, f"{name}/{rank}" if rank else name)
     order = (rng if not rank else NamedGenerators(seed, name))["data"]
     places = None if privacy is None else privacy.places

@@ -79,21 +79,42 @@ class Replica:
         self.base: State = {n: self._widen(n, t).clone() for n, t in self.live.items()}
         self.initial_sha256 = self._hash(self.base)
         self.frozen_sha256 = self._hash(state_of(frozen) | self._fixed)
-        self._fixed_marks = _marks(self._fixed)
+        self._still = self._fixed | {n: t for n, t in _named(frozen) if _is_parameter(frozen, n)}
+        self._marks = _marks(self._still)
         self.is_cut = any(is_cut(tensor) for tensor in self.live.values())
         self.is_on_cpu = all(tensor.device.type == "cpu" for tensor in self.live.values())
 
     def _hash(self, state: Mapping[str, Tensor]) -> str:
         return hash_state(OnDemand(state, lambda name: whole(state[name])))
 
-    def _check_fixed(self) -> None:
-        """Refuse to go on where frozen parameters have changed: they would never be merged."""
-        for name, mark in _marks(self._fixed).items():
-            if mark != self._fixed_marks[name]:
+    def follow(self) -> None:
+        """Keep to tensors that have taken the place of others, as `param.data = ...` has it.
+
+        A `UserError` if a frozen parameter has changed, which would never be merged, or one is not
+        its optimiser's any more.
+        """
+        for name, tensor in () if self.is_cut else _named(self.trained):
+            for own in (self.live, self.local, self._still):
+                if name in own and own[name].data_ptr() != tensor.data_ptr():
+                    own[name] = tensor
+        for name, mark in _marks(self._still).items():
+            if mark != self._marks[name]:
+                network, _, _ = name.partition("/")
+                mend = (
+                    "have its optimiser step it from the beginning, or make it a buffer"
+                    if network in self.trained
+                    else f"leave {network!r} out of `networks`, and put it into `state`"
+                )
                 raise UserError(
                     f"parameter {name!r} was frozen when training began (no gradient was required, "
-                    "or no optimiser held it), so that it does not travel, and has changed since; "
-                    "have its optimiser step it from the beginning, or make it a buffer"
+                    f"or no optimiser held it), so that it does not travel, and has changed; {mend}"
+                )
+        present = NamedOptimizers.of(self.trained, {}).params
+        for name, param in self.inner.params.items():
+            if network_of(name) in self.trained and present.get(name) is not param:
+                raise UserError(
+                    f"parameter {name!r} was replaced by another object, which no optimiser steps; "
+                    "copy values into it instead (load_state_dict without assign=True)"
                 )
 
     def _is_parameter(self, name: str) -> bool:
@@ -154,7 +175,6 @@ class Replica:
     def _gathered(
         self, names: Iterable[str], make: Callable[[str], Tensor]
     ) -> Mapping[str, Tensor]:
-        self._check_fixed()
         if not self.is_cut:
             return OnDemand(names, make)
         taken: State = {}
@@ -270,6 +290,7 @@ class Replica:
 
     def pieces(self) -> State:
         """What this process trains, without moments; no copies."""
+        self.follow()
         both = self.live | {f"{_OWN}{name}": value for name, value in self.local.items()}
         return {name: local(value) for name, value in both.items() if not is_moment(name)}
 
@@ -335,6 +356,11 @@ def evaluating(networks: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def _is_parameter(networks: Mapping[str, nn.Module], name: str) -> bool:
+    network, _, own = name.partition("/")
+    return own in dict(networks[network].named_parameters())
 
 
 def _named(networks: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:

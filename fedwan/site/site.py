@@ -26,10 +26,11 @@ from typing import Any, Self
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from fedwan.app import complete, load_strategy, sources
 from fedwan.codecs.masked import check_maskable
-from fedwan.config import Config, site_names
+from fedwan.config import COMMAND, Config, site_names
 from fedwan.errors import LinkLost, PayloadError, RunStopped, SessionLost, UserError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
@@ -48,6 +49,7 @@ from fedwan.site.stub import CoordinatorStub
 from fedwan.state import State, add_prefix, layout_to_json
 from fedwan.strategy import SiteHook, Strategy
 from fedwan.workloads.base import NetworkKind
+from fedwan.workloads.optim import difference
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +124,7 @@ class Site:
             script.networks, script.optimizers, config.inner, config.excluded, group
         )
         group.agree("initial weights", replica.initial_sha256)
+        self._check_optimizers()
         hook = strategy.hook(replica) if strategy.hook else SiteHook()
         self._link = link = member.open_link() if group.rank == 0 else None
         self._masker = self._make_masker() if strategy.up.mask_bits and link else None
@@ -268,6 +271,28 @@ class Site:
             self._open_run()
         return self._exchange.begin(list(welcome.versions), welcome.run_step)
 
+    def _check_optimizers(self) -> None:
+        """Refuse those of a script whose steps or moments others take to be what settings say."""
+        config, script = self.config, self._script
+        does_step = self.strategy.contributes == "gradient"
+        if config.workload != COMMAND:
+            return
+        for network, inner in config.inner.items():
+            for name in self.replica.inner.of_network(network):
+                text = difference(inner, script.optimizers[name])
+                if text and (does_step or inner.state == "average"):
+                    what = "the coordinator steps as well" if does_step else "sites' moments merge"
+                    raise UserError(
+                        f"optimizers[{name!r}] is not the one that {what}: {text}; make them agree "
+                        f"(inner.{network}.*), or take another strategy, as strategy=local_sgd h=1"
+                    )
+        for name, part in script.state.items() if does_step else ():
+            if isinstance(part, LRScheduler) or getattr(part, "is_enabled", bool)():
+                raise UserError(
+                    f"state[{name!r}] is a {type(part).__name__}, which the coordinator, that "
+                    f"steps as well, knows nothing of; take it out, or strategy=local_sgd h=1"
+                )
+
     def _make_masker(self) -> Masker:
         """This site's masks, whose keys are in its folder."""
         member = self._member
@@ -377,8 +402,8 @@ class Site:
             shown |= add_prefix("moments", moments)
         if real is not None:
             shown["real"] = _host(real[:NUM_SAMPLES])
-        # Tensors of one value as numbers.
-        plain = {k: v.item() if isinstance(v, Tensor) else v for k, v in figures.items()}
+        # Tensors of one value, and NumPy's, as numbers.
+        plain = {k: v.item() if hasattr(v, "item") else v for k, v in figures.items()}
         text = json.dumps(plain)
         if self._group.rank == 0:
             try:

@@ -25,6 +25,9 @@ from fedwan.config import InnerConfig
 from fedwan.state import Layout, Role, TensorSpec, network_of
 from fedwan.workloads.precision import full_dtype
 
+_HOW = ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
+"""Of an optimiser's settings, those that do not say what a step comes to."""
+
 
 class Muon(torch.optim.Optimizer):
     """`torch.optim.Muon` for matrices and AdamW for everything else, with one group and one state.
@@ -202,3 +205,17 @@ def _zero(field: str, param: Tensor) -> Tensor:
     if field == "step":
         return torch.zeros((), dtype=dtype)
     return torch.zeros_like(param, dtype=dtype).detach()
+
+
+def difference(config: InnerConfig, optimizer: torch.optim.Optimizer) -> str:
+    """What sets an optimiser apart from the one that the settings describe; empty if nothing."""
+    if config.name == "own":
+        return f"it is {type(optimizer).__name__}, which no setting tells"
+    described = build_optimizer(config, [torch.zeros(1, requires_grad=True)])
+    if type(optimizer).__name__ != type(described).__name__:
+        return f"it is {type(optimizer).__name__}, the settings say {config.name!r}"
+    for name, value in described.defaults.items():
+        for group in optimizer.param_groups if name not in _HOW else ():
+            if group.get(name) != value:
+                return f"its {name} is {group.get(name)}, the settings say {value}"
+    return ""

@@ -67,7 +67,6 @@ def upload(bench: Bench, header: wire.UploadHeader, payload: Payload) -> wire.Re
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"run_id": "another"}, "of run another, this is run-1"),
         ({"protocol": PROTOCOL + 1}, f"protocol {PROTOCOL + 1}, this coordinator {PROTOCOL}"),
         ({"session": "s" * 65}, "a session of 65 characters, 1 to 64 are taken"),
         ({"layout_json": "nonsense"}, "layout cannot be read"),
@@ -86,6 +85,20 @@ def test_a_site_that_does_not_belong_is_refused_in_one_line(
     assert ";" in refusal or "cannot be read" in refusal  # what to do about it
     assert not bench.registry.sites["s3"].session
     assert bench.events[-1] == ("rejected", "s3", refusal)
+
+
+def test_a_site_of_another_start_of_the_run_is_sent_for_a_new_ticket_and_not_refused(
+    bench: Bench,
+) -> None:
+    hello = bench.hello("s3")
+    hello.run_id = "another"
+    with pytest.raises(SessionLost, match="of run another, this is run-1"):
+        bench.hub.join("s3", hello)
+    bench.hub._rounds = None
+    bench.hub.finish("no site came")
+    with pytest.raises(SessionLost, match="the run is over: no site came"):
+        bench.hub.join("s3", bench.hello("s3"))
+    assert not any(site == "s3" for _, site, _ in bench.events)
 
 
 def test_a_site_that_comes_back_says_how_it_died_in_one_line(bench: Bench) -> None:

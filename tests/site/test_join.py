@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -130,6 +132,64 @@ def test_a_killed_script_takes_the_steps_that_it_would_have_taken_and_fetches_no
     assert torch.equal(next(first.batches)[0], next(second.batches)[0])
 
 
+def by_data(trainer: Trainer) -> None:
+    for param in trainer.net.parameters():
+        assert param.grad is not None
+        param.data = param.data - 0.01 * param.grad
+
+
+def by_vector(trainer: Trainer) -> None:
+    params = list(trainer.net.parameters())
+    vector = nn.utils.parameters_to_vector(params)
+    nn.utils.vector_to_parameters(vector * 1.001, params)
+
+
+@pytest.mark.parametrize("way", [by_data, by_vector])
+def test_weights_that_are_put_in_the_place_of_others_travel(
+    way: Callable[[Trainer], None], tmp_path: Path
+) -> None:
+    trainers: list[Trainer] = []
+
+    def train(_: object) -> None:
+        trainers.append(trainer := Trainer("sgd"))
+        trainer.net.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        with trainer.join() as site:
+            for _ in site:
+                site.log(loss=trainer.step())
+                way(trainer)
+                trainer.net.count = trainer.net.count + 1
+
+    run = simulate(asked("steps=12", "h=4"), tmp_path, train=train)
+    assert int(run.model.state["net/count"]) == STEPS
+    for trainer in trainers:
+        state = {"net/" + name: value for name, value in trainer.net.state_dict().items()}
+        torch.testing.assert_close(state, run.model.state)
+
+
+def test_evaluation_leaves_the_scripts_generators_alone(tmp_path: Path) -> None:
+    def draws(folder: Path, *words: str) -> list[list[float]]:
+        drawn: list[list[float]] = []
+
+        def evaluate(_: int) -> dict[str, object]:
+            return {"fd": np.float32(random.random() + np.random.rand())}
+
+        def train(_: object) -> None:
+            trainer = Trainer("sgd")
+            random.seed(0)
+            np.random.seed(0)
+            drawn.append(own := [])
+            with trainer.join(evaluate=evaluate) as site:
+                for _ in site:
+                    site.log(loss=trainer.step(site.reduce))
+                    own += [random.random(), np.random.rand(), float(torch.rand(()))]
+
+        simulate(asked("steps=12", "sites=1", "h=4", *words), folder, train=train)
+        return drawn
+
+    often = draws(tmp_path / "a", "eval.every=4")
+    assert often == draws(tmp_path / "b", "eval.every=0")
+
+
 # One line each -----------------------------------------------------------------------------------
 
 
@@ -180,6 +240,28 @@ def odd(trainer: Trainer) -> None:
     loop(trainer, state={"odd": Odd()})
 
 
+def no_reduce(trainer: Trainer) -> None:
+    loop(trainer, state={})
+
+
+def assign(trainer: Trainer) -> None:
+    with trainer.join() as site:
+        for _ in site:
+            trainer.step()
+            weights = {n: t.clone() for n, t in trainer.net.state_dict().items()}
+            trainer.net.load_state_dict(weights, assign=True)
+
+
+def follower(trainer: Trainer) -> None:
+    ema = network()
+    with trainer.join(networks={"net": trainer.net, "ema": ema}) as site:
+        for _ in site:
+            trainer.step()
+            with torch.no_grad():
+                for param in ema.parameters():
+                    param.mul_(0.9)
+
+
 def leave_early(trainer: Trainer) -> None:
     loop(trainer, 2)
 
@@ -190,14 +272,24 @@ def leave_early(trainer: Trainer) -> None:
         (stray, "strategy=diloco", "holds a parameter of shape (3,) that is in none of"),
         (odd, "strategy=diloco", "state['odd'].state_dict() holds"),
         (leave_early, "strategy=diloco", "left its loop at step 2 of 8"),
-        (loop, "strategy=sync", "exchanges gradients, and the step had no site.reduce()"),
-        (loop, "strategy=parameter_server", "and the step had no site.reduce()"),
+        (no_reduce, "strategy=sync", "gradients, and the step had no site.reduce()"),
+        (no_reduce, "strategy=parameter_server", "and the step had no site.reduce()"),
+        (loop, "strategy=sync", "state['scheduler'] is a CosineAnnealingLR, which the"),
+        (no_reduce, "strategy=sync inner.net.lr=0.001", "its lr is 0.01, the settings say 0.001"),
+        (no_reduce, "strategy=sync inner.net.name=sgd", "it is AdamW, the settings say 'sgd'"),
+        (
+            no_reduce,
+            "strategy=diloco inner.net.name=adam inner.net.state=average",
+            "is not the one that sites' moments merge: it is AdamW, the settings say 'adam'",
+        ),
+        (assign, "strategy=diloco", "was replaced by another object, which no optimiser steps"),
+        (follower, "strategy=diloco", "leave 'ema' out of `networks`, and put it into `state`"),
     ],
 )
 def test_a_script_that_goes_wrong_is_told_so(
     train: Callable[[Trainer], None], words: str, says: str, tmp_path: Path
 ) -> None:
-    assert says in refused(tmp_path, train, words)
+    assert says in refused(tmp_path, train, *words.split())
 
 
 def test_an_error_of_the_scripts_own_is_the_one_that_is_raised(tmp_path: Path) -> None:
