@@ -94,10 +94,11 @@ class DataConfig:
     """The data, and how it is split over the sites."""
 
     name: str = setting("digits", NAMED)
-    """`digits` (scikit-learn's 8x8 handwritten digits), `ring8` (eight Gaussians on a circle); and
-    for workloads that learn from pairs `photo_edges` (photographs and their edges, 32x32). Files of
-    your own, which need not fit in memory (docs/data.md): `folder`, `pairs` (or `pairs_b_to_a`, in
-    the other direction), `webdataset`, `parquet`, `hf`."""
+    """`digits` (scikit-learn's 8x8 handwritten digits), `ring8` (eight Gaussians on a circle),
+    `emoji` (pictures of an installed font, 32x32); and for workloads that learn from pairs
+    `photo_edges` (photographs and their edges, 32x32). Files of your own, which need not fit in
+    memory (docs/data.md): `folder`, `pairs` (or `pairs_b_to_a`, in the other direction),
+    `webdataset`, `parquet`, `hf`."""
     split: str = setting("iid", NAMED)
     """Of data that all sites could read: `iid`, `by_label`, or `dirichlet:A` with A > 0 (small A:
     more uneven). `own`: each site has files of its own, and uses all of them."""
@@ -272,7 +273,8 @@ class Config:
     """A run. Defaults are the demo's."""
 
     workload: str = setting("gan", NAMED)
-    """A recipe in `sites/`: `gan`, `flow`, `distill`, `pix2pix`, or `command`, the sites' own."""
+    """A recipe in `sites/`: `gan`, `flow`, `distill`, `pix2pix`, `diffusers_unet`, `text_to_image`;
+    or `command`, a script of the sites' own."""
     strategy: str = setting("diloco", NAMED)
     """A recipe in `strategies/`: `sync`, `parameter_server`, `local_sgd`, `scaffnew`, `diloco`,
     `streaming_diloco`, `eager_diloco`, `async_diloco`, `sparse_loco` or `experts`."""

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from fedwan._config_tree import Tree, check_address, leaves_of, overlay, parse_words, read_yaml
 from fedwan.cli.arguments import FileAndWords, JsonPath, file_and_words, option, write_option
-from fedwan.config import Config, LinkConfig, merge
+from fedwan.config import COMMAND, Config, LinkConfig, merge
 from fedwan.errors import ConfigError
 from fedwan.output.units import sites_text
 from fedwan.uses import Faults
@@ -144,6 +144,11 @@ def _contradictions(
             f"params = {config.params:g} has no effect: {str(path)!r} names the workload, which "
             "tells; leave one of them out"
         )
+    if config.workload == COMMAND and path is not None:
+        yield (
+            f"{str(path)!r} is of a script, whose steps cannot be timed here; leave the file out, "
+            "and give params=57.2e6 step_s=0.1"
+        )
     if path is None:
         for key, example in (("params", "params=57.2e6"), ("step_s", "step_s=0.1")):
             if key not in named:
@@ -262,13 +267,14 @@ def _yaml_of(best: Candidate, path: Path | None, words: list[str]) -> str:
     file_tree = {} if path is None else read_yaml(path)
     same = file_tree.get("strategy", Config().strategy) == chosen.strategy
     dropped = {"stream"} if same else {"stream", "outer", "checkpoint"}
-    tree: Tree = {"workload": YOURS} if path is None else {}
-    tree |= {key: value for key, value in file_tree.items() if key not in dropped}
-    tree |= {key: getattr(chosen, key) for key in ("strategy", "sites", "steps")}
+    dropped |= {"out"}  # which holds the file's own run
+    old: Tree = {"workload": YOURS} if path is None else {}
+    old |= {key: value for key, value in file_tree.items() if key not in dropped}
+    tree: Tree = {key: getattr(chosen, key) for key in ("strategy", "sites", "steps")}
     tree |= {"h": strategy.h, "codec": {"up": strategy.up.name, "down": strategy.down.name}}
     if strategy.overlap.tau:
         tree["stream"] = {key: getattr(chosen.stream, key) for key in ("fragments", "tau")}
     kept = {field.name for field in fields(Config)}
     given = {key: value for key, value in parse_words(words, PlanConfig).items() if key in kept}
-    text = OmegaConf.to_yaml(OmegaConf.merge(given, tree))
+    text = OmegaConf.to_yaml(OmegaConf.merge(old, given, tree))
     return f"{EMULATED}\n{text}" if "rate_mbit" in text else text

@@ -51,15 +51,17 @@ def test_a_config_s_workload_is_measured_and_its_own_settings_are_told(
     monkeypatch.setattr(costs, "BUDGET_S", 0.0)
     path, chosen = tmp_path / "run.yaml", tmp_path / "chosen.yaml"
     path.write_text(
-        "data: {name: ring8}\nstrategy: diloco\nh: 25\nsteps: 1000\nsites: 2\n"
+        "data: {name: ring8}\nstrategy: diloco\nh: 25\nsteps: 1000\nsites: 2\nout: runs/old\n"
         "model: {width: 4}\nouter: {generator: {lr: 0.3}}\nlink: {rate_mbit: 20, rtt_ms: 50}\n"
     )
-    code, out, err = fedwan("plan", str(path), "strategy=local_sgd", "--yaml", str(chosen))
+    words = ("strategy=local_sgd", "link.rtt_ms=70")
+    code, out, err = fedwan("plan", str(path), *words, "--yaml", str(chosen))
     assert (code, err) == (0, "")
     assert "as configured: diloco, fp32, H = 25: sites compute" in out
     assert "advice: " in out and "local_sgd" in out
     run = load_run(chosen, [])
     assert (run.strategy, run.model["width"], run.data.name) == ("local_sgd", 4, "ring8")
+    assert (run.link.rtt_ms, run.link.rate_mbit, run.out) == (70, 20, "runs/demo")
 
 
 def test_a_file_s_experts_are_compared_with_nothing_that_trains_another_model(
@@ -99,6 +101,7 @@ def test_what_cannot_be_is_refused_before_the_workload_is_timed(
     for words, says in (
         (("h=20", "stream.tau=20"), "needs stream.tau=19 or less"),
         (("params=3",), "params = 3 has no effect"),
+        (("workload=command",), "is of a script, whose steps cannot be timed here"),
         (("network.discriminator.h=5",), "network.discriminator.h=5 cannot be planned for"),
     ):
         code, out, err = fedwan("plan", str(path), *words)
