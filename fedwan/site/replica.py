@@ -68,7 +68,7 @@ class Replica:
         frozen = {n: m for n, m in networks.items() if n not in names}
         home = staying_home(self.trained, held, exclude or {})
         self.live: State = state_of(self.trained, home)
-        stays = {n: t for n, t in _named(self.trained) if n not in self.live}
+        stays = {n: t.detach() for n, t in _named(self.trained) if n not in self.live}
         self._fixed = {n: t for n, t in stays.items() if home.get(n) is Role.FROZEN}
         self.local: State = {n: t for n, t in stays.items() if n not in self._fixed}
         """What is this site's own (excluded tensors, spectral norm's vectors), sharing memory."""
@@ -79,7 +79,8 @@ class Replica:
         self.base: State = {n: self._widen(n, t).clone() for n, t in self.live.items()}
         self.initial_sha256 = self._hash(self.base)
         self.frozen_sha256 = self._hash(state_of(frozen) | self._fixed)
-        self._still = self._fixed | {n: t for n, t in _named(frozen) if _is_parameter(frozen, n)}
+        others = {n: t.detach() for n, t in _named(frozen) if isinstance(t, nn.Parameter)}
+        self._still = self._fixed | others
         self._marks = _marks(self._still)
         self.is_cut = any(is_cut(tensor) for tensor in self.live.values())
         self.is_on_cpu = all(tensor.device.type == "cpu" for tensor in self.live.values())
@@ -96,7 +97,12 @@ class Replica:
         for name, tensor in () if self.is_cut else _named(self.trained):
             for own in (self.live, self.local, self._still):
                 if name in own and own[name].data_ptr() != tensor.data_ptr():
-                    own[name] = tensor
+                    own[name] = tensor.detach()
+            if isinstance(tensor, nn.Parameter) and self.inner.params[name] is not tensor:
+                raise UserError(
+                    f"parameter {name!r} was replaced by another object, which no optimiser steps; "
+                    "copy values into it instead (load_state_dict without assign=True)"
+                )
         for name, mark in _marks(self._still).items():
             if mark != self._marks[name]:
                 network, _, _ = name.partition("/")
@@ -108,13 +114,6 @@ class Replica:
                 raise UserError(
                     f"parameter {name!r} was frozen when training began (no gradient was required, "
                     f"or no optimiser held it), so that it does not travel, and has changed; {mend}"
-                )
-        present = NamedOptimizers.of(self.trained, {}).params
-        for name, param in self.inner.params.items():
-            if network_of(name) in self.trained and present.get(name) is not param:
-                raise UserError(
-                    f"parameter {name!r} was replaced by another object, which no optimiser steps; "
-                    "copy values into it instead (load_state_dict without assign=True)"
                 )
 
     def _is_parameter(self, name: str) -> bool:
@@ -358,16 +357,11 @@ def evaluating(networks: Iterable[nn.Module]) -> Iterator[None]:
             module.training = mode
 
 
-def _is_parameter(networks: Mapping[str, nn.Module], name: str) -> bool:
-    network, _, own = name.partition("/")
-    return own in dict(networks[network].named_parameters())
-
-
 def _named(networks: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
-    """Every buffer and parameter, sharing memory."""
+    """Every buffer and parameter."""
     for network, module in networks.items():
         for name, tensor in [*module.named_buffers(), *module.named_parameters()]:
-            yield f"{network}/{name}", tensor.detach()
+            yield f"{network}/{name}", tensor
 
 
 def _marks(state: State) -> dict[str, tuple[int, int]]:
