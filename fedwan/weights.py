@@ -86,8 +86,9 @@ class Trained:
         """
         if self.config.workload == COMMAND:
             raise UserError(
-                f"{self.folder} is a run of a script, which has no recipe to build; build the "
-                "networks as the script does, and call load_into(module, network) with each"
+                f"{self.folder} is a run of a script, which has no recipe to build: its weights give "
+                "`fedwan export RUN --to safetensors DIR`, or in Python fedwan.load(RUN), whose "
+                "load_into(module, network) puts them into networks built as the script does"
             )
         from fedwan.app import load_workload
 

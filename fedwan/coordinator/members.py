@@ -76,7 +76,7 @@ def _status(run: CoordinatedRun) -> dict[str, Any]:
     ]
     text = (
         run.hub.stop_text
-        or waiting_text(absent, config)
+        or waiting_text(absent, {row["site"]: row["state"] for row in found["sites"]}, config)
         or (
             f"the present round began at {clock_text(since)}; contributions of "
             f"{', '.join(found['waits_for']) or 'no site'} are still to come"

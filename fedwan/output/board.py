@@ -26,6 +26,8 @@ _NEWS = {"failed", "lost", "back", "rejoin", "rejected", "paused", "warning", "r
 _NEWS |= _DECIDED.keys()
 ABSENT = {"expected": "not here yet", "silent": "silent"}
 """States of sites that a run waits for, in words."""
+_GONE = ("draining", "ejected", "left")
+"""Of sites that the operator has let go."""
 _SMOOTHING = 0.3
 """Weight of the latest round in a site's speed."""
 
@@ -35,10 +37,13 @@ def clock_text(t: float) -> str:
     return time.strftime("%d %b %H:%M:%S", time.localtime(t))
 
 
-def waiting_text(absent: Sequence[tuple[str, str, float]], config: Config) -> str:
+def waiting_text(
+    absent: Sequence[tuple[str, str, float]], states: Mapping[str, str], config: Config
+) -> str:
     """For whom a run waits, since when, and what would let it go on; nothing if for nobody.
 
-    `absent`: of each site that is waited for and not there name, state and since when.
+    `absent`: of each site that is waited for and not there name, state and since when; `states`: of
+    all sites.
     """
     if not absent:
         return ""
@@ -46,8 +51,11 @@ def waiting_text(absent: Sequence[tuple[str, str, float]], config: Config) -> st
     text = f"waiting for {who}; goes on when {'back' if len(absent) == 1 else 'all are back'}"
     if 0 < config.round.quorum <= config.sites - len(absent):
         text += f", without after {config.round.patience_s:g} s of the round at most"
-    drains = ", ".join(f"`fedwan sites {config.out} drain {name}`" for name, _, _ in absent)
-    return f"{text}, or without after {drains}"
+    gone = [name for name, state in states.items() if state in _GONE]
+    way, names = "without after `fedwan sites {} drain {}`", [name for name, _, _ in absent]
+    if len(names) + len(gone) >= len(states):  # without them it would wait for ever
+        way, names = "with another after `fedwan sites {} admit {}`", gone
+    return ", or ".join([text, *(way.format(config.out, name) for name in names)])
 
 
 @dataclass
@@ -181,7 +189,10 @@ class Board:
         if self.is_done or not self.is_listening:
             return ""
         rows = [row for row in self.sites.values() if row.state in ABSENT]
-        return waiting_text([(row.name, row.state, row.since) for row in rows], self.config)
+        absent = [(row.name, row.state, row.since) for row in rows]
+        return waiting_text(
+            absent, {row.name: row.state for row in self.sites.values()}, self.config
+        )
 
     @property
     def remaining_s(self) -> float | None:
