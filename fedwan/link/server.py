@@ -37,6 +37,7 @@ from fedwan.link.rpc import (
     OPTIONS,
     SERVICE,
     Method,
+    Watched,
     code_of,
     num_channels,
     threads_per_site,
@@ -50,6 +51,8 @@ from fedwan.link.transfers import TransferQueue
 log = logging.getLogger(__name__)
 
 SPARE_THREADS = 8
+WAITING_CALLS = 1024
+"""That may wait for a thread; gRPC answers others RESOURCE_EXHAUSTED."""
 STOP_S = 5.0
 """How long calls may take to notice that they were cancelled."""
 HANDSHAKE_MS = 10_000
@@ -108,7 +111,9 @@ class DataPlane:
             ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
             *window_options(num_sites, channels),
         ]
-        self._server = grpc.server(self._pool, options=options)
+        self._server = grpc.server(
+            self._pool, options=options, maximum_concurrent_rpcs=num_threads + WAITING_CALLS
+        )
         calls = {name: self._handler(name, method) for name, method in METHODS.items()}
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, calls),)
@@ -140,23 +145,27 @@ class DataPlane:
 
     def _handler(self, name: str, method: Method) -> Any:
         call = getattr(self, f"_{name.lower()}")
-        takes_stream, gives_stream = (part == "stream" for part in method.kind.split("_"))
+        takes, _, gives = method.kind.partition("_")
 
-        def arguments(request: Any, context: Any) -> tuple[str, Any, Any]:
-            check = partial(_refuse_garbage, context)
-            request = map(check, request) if takes_stream else check(request)
-            return self._site(context), request, context
+        def arguments(requests: Iterator[Any], context: Any) -> tuple[str, Any, Any]:
+            check, site = partial(_refuse_garbage, context), self._site(context)
+            if takes == "stream":
+                return site, map(check, requests), context
+            with _watched(context):
+                return site, check(next(requests, False)), context
 
-        def reply(request: Any, context: Any) -> Any:
+        def reply(requests: Iterator[Any], context: Any) -> Any:
             with _errors_as_status(context):
-                return call(*arguments(request, context))
+                return call(*arguments(requests, context))
 
-        def reply_stream(request: Any, context: Any) -> Iterator[Any]:
+        def reply_stream(requests: Iterator[Any], context: Any) -> Iterator[Any]:
             with _errors_as_status(context):
-                yield from call(*arguments(request, context))
+                yield from call(*arguments(requests, context))
 
-        return getattr(grpc, f"{method.kind}_rpc_method_handler")(
-            reply_stream if gives_stream else reply,
+        # Each as a stream, which is the same on the wire: a single message gRPC would wait for in
+        # our thread before it calls us, and so before the call counts as anybody's, for ever.
+        return getattr(grpc, f"stream_{gives}_rpc_method_handler")(
+            reply_stream if gives == "stream" else reply,
             request_deserializer=_tolerant(method.read_request),
             response_serializer=method.write_reply,
         )
@@ -273,8 +282,7 @@ class DataPlane:
                 f"{len(request.chunks)} chunks asked for where there are {num_chunks}"
             )
         chunks = self._share(site, request, request.chunks or range(num_chunks), context)
-        with watch(unquote(context.peer()).partition(":")[2]) as watched:
-            watched.call = context
+        with _watched(context) as watched:
             # By itself: the site's other channels begin when it comes, not a chunk later.
             yield Part(header, None)
             for index in chunks:
@@ -305,6 +313,13 @@ class DataPlane:
 
 
 _certificate = lru_cache(maxsize=4096)(x509.load_pem_x509_certificate)
+
+
+@contextmanager
+def _watched(context: Any) -> Iterator[Watched]:
+    with watch(unquote(context.peer()).partition(":")[2]) as watched:
+        watched.call = context
+        yield watched
 
 
 @contextmanager

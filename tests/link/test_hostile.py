@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -20,17 +21,18 @@ from safetensors.torch import save
 
 from fedwan.codecs import fp32
 from fedwan.errors import PayloadError
-from fedwan.link import server
+from fedwan.link import rpc, server
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
 from fedwan.link.framing import Part
+from fedwan.link.tls import Identity
 from fedwan.output.board import read_run
 from fedwan.output.live import render_board
 from fedwan.output.report import write_report
 from fedwan.protocol.agreement import Claim
 from fedwan.protocol.limits import Refusals, bound, shown
 from fedwan.state import layout_from_json
-from tests.planes import Bench, in_thread, serving, stub_of
+from tests.planes import Bench, eventually, in_thread, serving, stub_of
 from tests.support import WrappedLink, hub_of, run_tiny, tiny_config
 
 INF, NAN, ESC = float("inf"), float("nan"), "\x1b]0;owned\x07"
@@ -259,6 +261,38 @@ def test_a_site_that_takes_all_calls_leaves_the_others_theirs(
             greedy.Join(bench.hello("s1"), timeout=5)
         assert "s1 has 34 calls under way, and no more are its share" in caught.value.details()
     assert any(event == "rejected" and "34 calls" in text for event, _, text in bench.events)
+
+
+def test_calls_whose_message_never_comes_are_a_site_s_own_and_are_ended(
+    tmp_path: Path, identities: Path
+) -> None:
+    bench = Bench(tmp_path, sites=("s1", "s2"))
+    with ExitStack() as stack:
+        plane = stack.enter_context(serving(bench.hub, identities, num_sites=2))
+        credentials = Identity.load(identities / "s1").grpc_channel_credentials()
+        address = f"127.0.0.1:{plane.port}"
+        channel = stack.enter_context(grpc.secure_channel(address, credentials))
+        honest = stack.enter_context(stub_of(plane.port, identities / "s2"))
+        never = threading.Event()
+        stack.callback(never.set)
+
+        def silence() -> Iterator[bytes]:
+            never.wait(30.0)
+            yield from ()
+
+        paths = [f"/{rpc.SERVICE}/{name}" for name in ("Join", "Download", "Report", "Leave")]
+        calls = [channel.stream_stream(path)(silence()) for path in 19 * paths]
+        eventually(lambda: len(plane._calls) >= 34)
+        assert not honest.Join(bench.hello("s2"), timeout=5).refusal
+
+        def are_over() -> bool:
+            rpc.look()  # as the watch does every ten seconds
+            return all(call.done() for call in calls)
+
+        eventually(are_over)
+        eventually(lambda: not plane._calls)
+        codes = Counter(call.code() for call in calls)
+        assert codes[grpc.StatusCode.CANCELLED] >= 34 and len(codes) == 2
 
 
 def test_connections_that_say_nothing_are_closed(
