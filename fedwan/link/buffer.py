@@ -19,6 +19,8 @@ H = TypeVar("H", wire.UploadHeader, wire.DownloadHeader)
 SPOOL_BYTES = 8 << 20
 """Uploads from this size on are spooled to a file, so that memory does not grow with the sites."""
 MIN_CHUNK_BYTES = 1 << 10
+MAX_CHUNKS = 1 << 17
+"""Of one payload, which takes 10 ms and 10 MB; those of 512 KiB, which sites send, make 64 GiB."""
 _DROPPED = "the payload was dropped while it was read; send it again"
 
 
@@ -121,10 +123,11 @@ class Reception(Generic[H]):
 
     def __init__(self, header: H, folder: Path | None = None) -> None:
         num_bytes = header.num_bytes
-        if header.chunk_bytes < MIN_CHUNK_BYTES:
+        least = max(MIN_CHUNK_BYTES, -(-num_bytes // MAX_CHUNKS))
+        if header.chunk_bytes < least:
             raise PayloadError(
-                f"chunks of {header.chunk_bytes} bytes are too small; the least are "
-                f"{MIN_CHUNK_BYTES}"
+                f"chunks of {header.chunk_bytes} bytes are too small for a payload of {num_bytes}; "
+                f"send it in chunks of at least {least}"
             )
         self.header: H = header
         self._missing = set(range(-(-num_bytes // header.chunk_bytes)))

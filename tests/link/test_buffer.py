@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from fedwan.errors import PayloadError
-from fedwan.link.buffer import Buffer, FileBuffer
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.buffer import Buffer, FileBuffer, UploadReception
+from fedwan.link.client import CHUNK_BYTES
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
@@ -29,6 +31,23 @@ def test_what_was_written_is_read_until_the_buffer_is_closed(kind: str, tmp_path
         assert closed.num_bytes == 10
         with pytest.raises(PayloadError, match="send it again"):
             closed.read(0, 4)
+
+
+def test_a_payload_in_more_chunks_than_any_honest_one_has_is_refused(tmp_path: Path) -> None:
+    """They would be counted one by one, under the coordinator's lock."""
+
+    def reception(num_bytes: int, chunk_bytes: int) -> UploadReception:
+        header = wire.UploadHeader(num_bytes=num_bytes, chunk_bytes=chunk_bytes)
+        return UploadReception(header, tmp_path)
+
+    assert len(reception(4 << 30, CHUNK_BYTES).missing()) == 8192
+    assert len(reception(4 << 30, 1 << 15).missing()) == 1 << 17
+    text = "chunks of 32768 bytes .* a payload of 4294967297; send it in chunks of at least 32769"
+    with pytest.raises(PayloadError, match=text):
+        reception((4 << 30) + 1, 1 << 15)
+    for small in (0, 1023):
+        with pytest.raises(PayloadError, match="chunks of at least 1024"):
+            reception(1, small)
 
 
 def test_a_file_buffer_leaves_neither_a_name_nor_a_descriptor(tmp_path: Path) -> None:
