@@ -54,6 +54,8 @@ _GET_FAB = "/v1/fleet/get-fab"
 _PULL = "/v1/fleet/pull-messages"
 _REFUSED = "fedwan-refused"
 _REPEAT_S = 600.0
+# As `round.patience_s`, which a site's service is not told.
+_STRANGE_S = 600.0
 _ASK_AGAIN_S = 0.3
 _RENEW_S = 2.0
 # A SuperNode asks every 3 s; its connection should live from one question to the next.
@@ -100,6 +102,8 @@ class _Relay(ABC):
     """Who may connect at all."""
     _patience_s = 0.0
     """For how long calls that cannot leave us are held."""
+    _answered_at = 0.0
+    """When the other side did so last; 0 if it never has."""
 
     def __init__(self, bound: socket.socket, identity: Identity, *, serves: bool) -> None:
         self._bound = bound
@@ -223,6 +227,7 @@ class _Relay(ABC):
                 self._trouble(path, error, is_lost=True)
                 return _reply(502, "the other side's answer was lost")
             else:
+                self._answered_at = time.monotonic()
                 if answer.status_code not in (500, 503):
                     if answer.status_code == 502:
                         self._trouble(path, None, is_lost=True)
@@ -317,6 +322,8 @@ class Forwarder(_Relay):
         credentials = Identity.load(identity, role="site")
         self._door = door
         self._said, self._said_at = "", 0.0
+        self._strange_since = 0.0
+        """When the door began to show a certificate that is not the coordinator's."""
         self._has_lost = threading.Event()
         self.refusal: UserError | None = None
         """Set once the two ends do not accept each other's certificates, or this one not the
@@ -375,9 +382,22 @@ class Forwarder(_Relay):
             if isinstance(error, IdentityError):
                 return error
             if isinstance(error, ssl.SSLCertVerificationError):
+                if self._may_pass():
+                    return None
                 return IdentityError(
                     f"front door {self._door} did not prove to be this run's coordinator "
                     f"({error.verify_message}); check `door`, and that ca.crt is the coordinator's"
                 )
             error = error.__cause__ or error.__context__
+        self._strange_since = 0.0
         return None
+
+    def _may_pass(self) -> bool:
+        """Whether the door has answered before, and has not shown a strange certificate for long.
+
+        Anybody on the path can show one, and DNS be wrong for a minute.
+        """
+        now_s = time.monotonic()
+        if self._strange_since <= self._answered_at:
+            self._strange_since = now_s
+        return self._answered_at > 0 and now_s < self._strange_since + _STRANGE_S

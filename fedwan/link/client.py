@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 
 from fedwan.codecs.payload import Source
-from fedwan.errors import JoinRefused, SiteDrained, SiteEjected
+from fedwan.errors import IdentityError, JoinRefused, SiteDrained, SiteEjected
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.admission import Renewable
 from fedwan.link.base import Delivery, Signals
@@ -31,7 +31,7 @@ from fedwan.link.rpc import (
     watch,
 )
 from fedwan.link.tcp import Congestion
-from fedwan.link.tls import Identity, handshake_complaint
+from fedwan.link.tls import Identity, handshake_complaint, now
 from fedwan.link.transfers import Direction, download, upload
 
 log = logging.getLogger(__name__)
@@ -105,6 +105,8 @@ class GrpcLink:
         self._up, self._down = direction("stripe-up"), direction("stripe-down")
         self._control: _ControlStream | None = None
         self._session = ""
+        self._has_met = False
+        """Whether the coordinator has ever answered."""
         self.signals: Signals = SimpleQueue()
 
     @property
@@ -181,13 +183,21 @@ class GrpcLink:
         while True:
             try:
                 with watch(self._address) as watched:
-                    return watched.result(call.future(message, timeout=timeout_s))
+                    answer = watched.result(call.future(message, timeout=timeout_s))
+                self._has_met = True
+                return answer
             except grpc.RpcError as error:
                 patience.failed(error)
 
     def _patience(self, patience_s: float) -> Patience:
         def diagnose() -> str | None:
-            return handshake_complaint(self._address, self._renewable.identity)
+            identity = self._renewable.identity
+            complaint = handshake_complaint(self._address, identity)
+            # Anybody on the path can send an alert, or show another certificate. Once the
+            # coordinator has answered, only the end of our own certificate is final.
+            if complaint and (not self._has_met or identity.expires < now()):
+                raise IdentityError(complaint) from None
+            return complaint
 
         return Patience(self._address, patience_s, diagnose)
 

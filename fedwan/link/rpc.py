@@ -288,7 +288,7 @@ MAX_DAMAGED = 3
 class Patience:
     """Counts how long a link has been failing; any success starts the count anew.
 
-    `diagnose` says what a TLS handshake complains about, if it does.
+    `diagnose` says what a TLS handshake complains about, if it does, or raises what is final.
     """
 
     def __init__(
@@ -329,9 +329,7 @@ class Patience:
             self._failing_since = now_s
         if self._wait_s in (FIRST_WAIT_S, LONGEST_WAIT_S):
             # Again later too: a certificate may expire while the coordinator is away.
-            complaint = self._diagnose()
-            if complaint:
-                raise IdentityError(complaint) from None
+            text = self._diagnose() or text
         if now_s - self._failing_since > self._patience_s:
             raise LinkLost(
                 f"the coordinator at {self._address} could not be reached for "

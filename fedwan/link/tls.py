@@ -243,9 +243,9 @@ def _check_role(path: Path, certificate: x509.Certificate, role: Role) -> None:
 def handshake_complaint(address: str, identity: Identity) -> str | None:
     """One line for the user if either side refuses the other's certificate, else None.
 
-    gRPC only says `unavailable`, the TLS library knows more. A refusal is final, so only TLS's own
-    words count: a certificate that is not accepted here, or an alert from there. A connection that
-    is merely closed may be a coordinator that ends, or the path. A gRPC server closes it, too,
+    gRPC only says `unavailable`, the TLS library knows more. A refusal may be final, so only TLS's
+    own words count: a certificate that is not accepted here, or an alert from there. A connection
+    that is merely closed may be a coordinator that ends, or the path. A gRPC server closes it, too,
     without an alert, where it refuses a site's certificate. But if its own certificate is accepted
     here, both are of one authority, and only expiry is left.
     """

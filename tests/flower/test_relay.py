@@ -255,6 +255,30 @@ def test_a_site_that_is_refused_learns_it_in_one_line(
     waiting()
 
 
+def test_a_stranger_in_the_door_s_place_ends_a_site_that_it_has_answered_only_after_long(
+    identities: Path,
+    foreign_identities: Path,
+    superlink: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port, target = free_port(), superlink.server_port
+    with forwarding(identities / "s1", port) as forwarder:
+        with open_door(identities, target, port):
+            assert post(forwarder).status_code == 200
+        with open_door(foreign_identities, target, port):
+            waiting = in_thread(lambda: post(forwarder))
+            eventually(lambda: "certificate verify failed" in forwarder._said)
+            assert forwarder.refusal is None
+        with open_door(identities, target, port):
+            assert waiting().status_code == 200 and forwarder.refusal is None
+        monkeypatch.setattr(relay, "_STRANGE_S", 0.5)
+        with open_door(foreign_identities, target, port):
+            waiting = in_thread(lambda: post(forwarder))
+            eventually(lambda: forwarder.refusal is not None)
+            assert "did not prove to be this run's coordinator" in str(forwarder.refusal)
+        waiting()
+
+
 @as_nobody
 def test_a_forwarder_serves_its_own_user_alone(
     door: FrontDoor, superlink: Any, identities: Path

@@ -9,16 +9,28 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
-from fedwan.errors import IdentityError, JoinRefused
+from fedwan.errors import IdentityError, JoinRefused, LinkLost
+from fedwan.link import client
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.admission import Renewable
 from fedwan.link.rpc import ByteCounter, Stub
 from fedwan.link.tls import Identity, handshake_complaint
-from tests.planes import Bench, dialling, serving, stub_of
+from tests.planes import (
+    Bench,
+    dialling,
+    eventually,
+    header_of,
+    in_thread,
+    joined_through_proxy,
+    payload_of,
+    serving,
+    stub_of,
+)
 
 SECONDS = 8.0
 """A refusal comes within so long, whatever `patience_s` is."""
@@ -102,6 +114,39 @@ def test_a_site_is_not_believed_to_be_a_coordinator(
         finally:
             server.stop(0).wait()
     assert "its certificate is not accepted here" in text
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+def test_a_stranger_on_the_path_ends_no_site_that_the_coordinator_has_answered(
+    bench: Bench,
+    identities: Path,
+    foreign_identities: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    for_good: bool,
+) -> None:
+    """As after a minute of wrong DNS, too."""
+    payload, complaints = payload_of(1.0, bench.layout), []
+
+    def noted(*args: Any) -> str | None:
+        complaints.append(handshake_complaint(*args))
+        return complaints[-1]
+
+    monkeypatch.setattr(client, "handshake_complaint", noted)
+    with (
+        joined_through_proxy(bench, identities, patience_s=1.0 if for_good else 30.0) as way,
+        serving(bench.hub, foreign_identities) as stranger,
+    ):
+        link, proxy = way
+        ours, proxy._target_port = proxy._target_port, stranger.port
+        proxy.cut()
+        uploading = in_thread(lambda: link.upload(header_of(payload), payload))
+        if for_good:
+            with pytest.raises(LinkLost, match="for 1 s .*its certificate is not accepted here"):
+                uploading()
+            return
+        eventually(lambda: any(complaints))
+        proxy._target_port = ours
+        assert uploading().status == wire.Receipt.ACCEPTED
 
 
 def test_a_site_that_is_not_of_the_run_can_do_nothing(tmp_path: Path, identities: Path) -> None:

@@ -59,14 +59,27 @@ def test_what_cannot_pass_is_raised_at_once_and_damage_after_three_attempts(
 def test_a_certificate_that_is_refused_is_noticed_at_once_and_one_that_expires_later_too(
     slept: list[float],
 ) -> None:
-    complaint: list[str] = ["certificate has expired"]
-    tries = Patience("host:1", 300.0, lambda: complaint[0], slept.append)
+    is_final = True
+
+    def diagnose() -> str | None:
+        if is_final:
+            raise IdentityError("certificate has expired")
+        return None
+
+    tries = Patience("host:1", 300.0, diagnose, slept.append)
     with pytest.raises(IdentityError, match="expired"):
         tries.failed(Failure(Code.UNAVAILABLE))
     assert slept == []
-    complaint[0] = ""
+    is_final = False
     for _ in range(12):
         tries.failed(Failure(Code.UNAVAILABLE))
-    complaint[0] = "certificate has expired"
+    is_final = True
     with pytest.raises(IdentityError):
         tries.failed(Failure(Code.UNAVAILABLE))
+
+
+def test_a_complaint_that_is_not_final_is_told_when_patience_ends(slept: list[float]) -> None:
+    tries = Patience("host:1", 10.0, lambda: "a strange certificate", slept.append)
+    with pytest.raises(LinkLost, match=r"for 10 s \(a strange certificate\)"):
+        while True:
+            tries.failed(Failure(Code.UNAVAILABLE))
