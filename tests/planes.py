@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import closing, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import grpc
 import torch
@@ -19,13 +21,15 @@ from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.server_step import step_outer
 from fedwan.coordinator.servicer import CoordinatorRounds, Servicer
+from fedwan.files import replace_bytes
 from fedwan.fragments import whole
+from fedwan.link import certificates, pki
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
 from fedwan.link.client import GrpcLink
 from fedwan.link.rpc import ByteCounter, Stub
 from fedwan.link.server import DataPlane
-from fedwan.link.tls import Identity
+from fedwan.link.tls import Identity, now
 from fedwan.protocol.agreement import Agreement, Claim
 from fedwan.protocol.policy import barrier
 from fedwan.protocol.registry import Registry
@@ -237,3 +241,11 @@ def in_thread(call: Callable[[], Any]) -> Any:
 
     wait.is_running = lambda: not outcome.done()  # type: ignore[attr-defined]
     return wait
+
+
+def let_lapse(authority: pki.Authority) -> None:
+    """The coordinator's revocation list is one whose time is over."""
+    certificate, key = authority._issuers[0]
+    over = mock.Mock(subject=certificate.subject, not_valid_after_utc=now() - timedelta(minutes=1))
+    lapsed = certificates.sign_revocations(certificates.Issuer(over, key), {}, 9)
+    replace_bytes(authority.directory / "coordinator" / "crl.pem", lapsed)

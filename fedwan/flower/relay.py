@@ -41,7 +41,7 @@ from fedwan.flower.bundle import check_bundle
 from fedwan.flower.nodes import KEY, Nodes
 from fedwan.flower.private_port import PrivateProtocol
 from fedwan.flower.processes import listen
-from fedwan.link.admission import Admission, Renewable
+from fedwan.link.admission import Admission, Lapse, Renewable
 from fedwan.link.tls import Identity, common_name, now
 
 # A call carries a ticket or its answer, a few kilobytes.
@@ -295,6 +295,8 @@ class FrontDoor(_Relay):
         assert certificate is not None, "TLS lets nobody in without one"
         site = common_name(certificate)
         if why := self._admission.objection(certificate):
+            if isinstance(why, Lapse):
+                return 503, f"the certificate of site {site} {why}"
             mend = "have another one signed by whoever runs the federation"
             return 403, f"the certificate of site {site} {why}; {mend}"
         # As it will be passed on: of a header that comes twice, the last.
@@ -364,7 +366,7 @@ class Forwarder(_Relay):
         self.refusal = self._refusal(error) or self.refusal
         if is_lost and path != _HEARTBEAT:
             self._has_lost.set()
-        cause = _text_of(error) or "it cannot reach SuperLink"
+        cause = _text_of(error) or "it cannot pass on calls now, its log says why"
         now_s = time.monotonic()
         if cause != self._said or now_s > self._said_at + _REPEAT_S:
             _log.warning("front door %s is away: %s; trying on", self._door, cause)

@@ -51,6 +51,16 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
+class Lapse(str):
+    """An objection that is the coordinator's to mend, and no fault of the certificate."""
+
+
+_LAPSE = Lapse(
+    "is of an authority whose revocation list is missing here or has lapsed; whoever runs the "
+    "coordinator has to bring a new crl.pem"
+)
+
+
 class Admission:
     """Which certificates a coordinator serves, by the `crl.pem` in its identity folder.
 
@@ -64,31 +74,44 @@ class Admission:
         self._lock = Lock()
         self._files = Files(folder, "crl.pem", "ca.crt")
         self._lists = _read_lists(folder)
+        self._has_warned = False
 
     def objection(self, certificate: x509.Certificate) -> str:
-        """Why a certificate, which TLS has verified, is not served now; empty if it is."""
+        """Why a certificate, which TLS has verified, is not served now; empty if it is.
+
+        A `Lapse` where it may be served once there is another list.
+        """
         with self._lock:
             if self._files.changed():
+                self._has_warned = False
                 try:
                     self._lists = _read_lists(self._folder)
                 except IdentityError as error:
                     # A broken list must neither admit who was revoked nor end a run of weeks.
                     _log.warning("keeping the last good revocation list: %s", error)
-            crl = self._lists.get(certificate.issuer)
-        expires = certificate.not_valid_after_utc
+            why = self._objection(certificate)
+            if isinstance(why, Lapse) and not self._has_warned:
+                self._has_warned = True
+                path, text = self._folder / "crl.pem", certificate.issuer.rfc4514_string()
+                _log.warning("%s has no valid list of %s: copy a new one there", path, text)
+            return why
+
+    def _objection(self, certificate: x509.Certificate) -> str:
+        expires, issuer = certificate.not_valid_after_utc, certificate.issuer
         if expires <= now():
             return f"expired on {expires:%Y-%m-%d %H:%M} UTC"
-        if crl is None:
+        if issuer not in self._lists:
             return "is of an authority without a revocation list here"
-        if crl.next_update_utc is not None and crl.next_update_utc <= now():
-            return "is of an authority whose revocation list has lapsed here"
+        crl = self._lists[issuer]
+        if crl is None or (crl.next_update_utc is not None and crl.next_update_utc <= now()):
+            return _LAPSE
         if crl.get_revoked_certificate_by_serial_number(certificate.serial_number) is not None:
             return "is revoked"
         return ""
 
 
-def _read_lists(folder: Path) -> dict[x509.Name, x509.CertificateRevocationList]:
-    """The revocation lists of a coordinator's folder, by the authority that signed each.
+def _read_lists(folder: Path) -> dict[x509.Name, x509.CertificateRevocationList | None]:
+    """The revocation lists of a coordinator's folder, by authority; None where one is missing.
 
     Those of authorities that are trusted no more, or not yet, are left out.
     """
@@ -109,7 +132,7 @@ def _read_lists(folder: Path) -> dict[x509.Name, x509.CertificateRevocationList]
         for issuer, crl in found.items()
     ):
         raise IdentityError(f"{path} was not signed by {ca_path}; {mend}")
-    return found
+    return {issuer: found.get(issuer) for issuer in keys}
 
 
 class Renewable:

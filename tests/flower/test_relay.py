@@ -23,7 +23,7 @@ from fedwan.flower.relay import Forwarder, FrontDoor
 from fedwan.link import pki
 from fedwan.link.tls import Identity
 from tests.flower.fleet import CALL, as_nobody, free_port, nobody
-from tests.planes import eventually, in_thread
+from tests.planes import eventually, in_thread, let_lapse
 
 SEEN_S = 0.4
 """A new file in an identity's folder is noticed within so long, if it is looked for often."""
@@ -253,6 +253,26 @@ def test_a_site_that_is_refused_learns_it_in_one_line(
         assert says in text and "\n" not in text
         assert len(superlink.requests) == (when == "revoked meanwhile")
     waiting()
+
+
+def test_a_list_that_lapsed_at_the_coordinator_keeps_a_site_waiting_for_another(
+    federation: pki.Authority, superlink: Any
+) -> None:
+    ours = federation.directory
+    crl = ours / "coordinator" / "crl.pem"
+    good = crl.read_bytes()
+    with (
+        open_door(ours, superlink.server_port) as door,
+        forwarding(ours / "s1", door.port) as forwarder,
+    ):
+        let_lapse(federation)
+        with client_of(ours / "s1") as client:
+            answer = client.post(url(door))
+        assert answer.status_code == 503 and "has to bring a new crl.pem" in answer.text
+        waiting = in_thread(lambda: post(forwarder))
+        eventually(lambda: "its log says why" in forwarder._said)
+        crl.write_bytes(good)
+        assert waiting().status_code == 200 and forwarder.refusal is None
 
 
 def test_a_stranger_in_the_door_s_place_ends_a_site_that_it_has_answered_only_after_long(

@@ -22,7 +22,10 @@ from tests.planes import (
     Bench,
     await_control,
     dialling,
+    eventually,
     header_of,
+    in_thread,
+    let_lapse,
     payload_of,
     serving,
 )
@@ -111,6 +114,34 @@ def test_a_site_whose_certificate_ends_is_told_and_can_do_nothing_more(
         assert time.monotonic() - began < ENDS_S
     assert bench.hub.shut_out["s1"].startswith("the certificate of s1 ")
     assert bench.contribution("s1") is None
+
+
+def test_a_list_that_lapsed_at_the_coordinator_keeps_sites_waiting_for_another(
+    authority: pki.Authority,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(server, "PEERS_S", 0.2)
+    folder, bench = authority.directory, Bench(tmp_path)
+    crl = folder / "coordinator" / "crl.pem"
+    good, payload = crl.read_bytes(), payload_of(1.0, bench.layout)
+    with serving(bench.hub, folder) as plane, dialling(plane.port, folder / "s1") as link:
+        link.join(bench.hello("s1"))
+        await_control(bench, link, "s1")
+        let_lapse(authority)
+        eventually(lambda: not plane._calls)  # nobody is served
+        with dialling(plane.port, folder / "s1", patience_s=0.5) as hasty:
+            says = "for 0.5 s .*whose revocation list is missing here or has lapsed; whoever runs"
+            with pytest.raises(LinkLost, match=says):
+                hasty.join(bench.hello("s1"))
+        uploading = in_thread(lambda: link.upload(header_of(payload), payload))
+        time.sleep(0.2)
+        crl.write_bytes(good)
+        assert uploading().status == wire.Receipt.ACCEPTED
+        assert link.signals.empty()
+    assert not bench.hub.shut_out and bench.rounds.setbacks["s1"] == 0
+    assert caplog.text.count(f"{crl} has no valid list of CN=fedwan authority") == 1
 
 
 def test_a_site_under_the_next_authority_is_served_and_one_under_the_last_no_more(
