@@ -22,6 +22,7 @@ import ssl
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
 from collections.abc import Collection
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -43,9 +44,12 @@ from fedwan.flower.private_port import PrivateProtocol
 from fedwan.flower.processes import listen
 from fedwan.link.admission import Admission, Lapse, Renewable
 from fedwan.link.tls import Identity, common_name, now
+from fedwan.protocol.limits import Refusals
 
-# A call carries a ticket or its answer, a few kilobytes.
-_MAX_BODY_BYTES = 16 << 20
+# A call carries the answer to a ticket, a few kilobytes; bundle and tickets go the other way.
+_MAX_BODY_BYTES = 1 << 20
+# Of a site at once; a SuperNode has its heartbeat, its question, and two objects each way.
+_MOST_CALLS = 8
 _HEADERS_S = 10.0
 _BODY_S = 60.0
 _CALL = re.compile(rb"/v1/fleet/[a-z]+(-[a-z]+)*")
@@ -110,6 +114,7 @@ class _Relay(ABC):
         self._renewable = Renewable(identity)
         self._tls = identity.ssl_context(server=serves)
         self._dials = None if serves else self._tls
+        self._told: defaultdict[str, Refusals] = defaultdict(Refusals)
         # It would report each scanner that speaks no HTTP, and each call cut short by our end.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self._server = uvicorn.Server(
@@ -192,26 +197,32 @@ class _Relay(ABC):
     async def _handle(self, scope: Any, receive: Any, send: Any) -> None:
         await (await self._answer(Request(scope, receive)))(scope, receive, send)
 
+    def _tell(self, name: str, text: str) -> None:
+        """Log what is said of somebody: several lines at once, and then one in ten seconds."""
+        if told := self._told[name].tell(text, time.monotonic()):
+            _log.warning("%s", told)
+
     async def _answer(self, request: Request) -> Response:
         path: bytes = request.scope["raw_path"]
-        peer, who = _peer_of(request), "local"
+        peer, name, who = _peer_of(request), "", "local"
         if peer is not None:
             host = request.client.host if request.client else "an unknown address"
-            who = f"site {common_name(peer)} at {host}"
+            name = common_name(peer)
+            who = f"site {name} at {host}"
         if request.method != "POST" or request.scope["query_string"] or not _CALL.fullmatch(path):
             asked = f"{request.method} {path[:200].decode('ascii', 'replace')}"
-            _log.warning("%s asked for %r; only Fleet calls pass", who, asked)
+            self._tell(name, f"{who} asked for {asked!r}; only Fleet calls pass")
             return _reply(404, "only POST /v1/fleet/NAME passes here")
         status, reason = self._admit(request, path.decode("ascii"))
         if status:
-            _log.warning("%s refused: %s", who, reason)
+            self._tell(name, f"{who} refused: {reason}")
             answer = _reply(status, reason)
             if status == 403:  # for the site's owner to mend
                 answer.headers[_REFUSED] = "1"
             return answer
         body = await _read(request)
         if body is None:
-            _log.warning("%s sent no whole body, or one of over %d bytes", who, _MAX_BODY_BYTES)
+            self._tell(name, f"{who} sent no whole body, or one of over {_MAX_BODY_BYTES} bytes")
             return _reply(413, f"a body has at most {_MAX_BODY_BYTES} bytes")
         headers = _kept(request.headers) | {"accept-encoding": "identity"}
         return await self._pass_on(path.decode("ascii"), body, headers)
@@ -286,8 +297,24 @@ class FrontDoor(_Relay):
         # alert, and the site could not tell that from a broken line.
         self._admission = Admission(identity)
         self._nodes = Nodes()
+        self._calls: Counter[str] = Counter()
         bound = listen(host, port, "the front door", "link.door")
         super().__init__(bound, credentials, serves=True)
+
+    async def _handle(self, scope: Any, receive: Any, send: Any) -> None:
+        certificate = _peer_of(Request(scope))
+        assert certificate is not None, "TLS lets nobody in without one"
+        site = common_name(certificate)
+        if self._calls[site] >= _MOST_CALLS:
+            text = f"site {site} has {_MOST_CALLS} calls under way, and no more are its share"
+            self._tell(site, text)
+            await _reply(503, text)(scope, receive, send)
+            return
+        self._calls[site] += 1
+        try:
+            await super()._handle(scope, receive, send)
+        finally:
+            self._calls[site] -= 1
 
     def _admit(self, request: Request, path: str) -> tuple[int, str]:
         # Asked each time, as connections live long.
@@ -304,7 +331,7 @@ class FrontDoor(_Relay):
 
     def _trouble(self, path: str, error: Exception | None, *, is_lost: bool = False) -> None:
         cause = _text_of(error) or "it has an error of its own, see its log"
-        _log.warning("SuperLink did not answer %s: %s", path, cause)
+        self._tell("SuperLink", f"SuperLink did not answer {path}: {cause}")
 
 
 class Forwarder(_Relay):

@@ -155,6 +155,28 @@ def test_headers_and_bodies_that_do_not_end_are_cut_off(
     assert len(superlink.requests) == 1
 
 
+def test_a_site_has_its_share_of_the_door_s_calls_and_of_its_log(
+    door: FrontDoor, identities: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun = f"POST {PULL} HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n".encode()
+    with contextlib.ExitStack() as calls:
+        for _ in range(8):
+            calls.enter_context(connected(door, identities / "s1")).sendall(begun)
+        with client_of(identities / "s1") as greedy:
+            eventually(lambda: greedy.post(url(door)).status_code == 503)
+            assert "has 8 calls under way, and no more" in greedy.post(url(door)).text
+        with client_of(identities / "s2") as other:
+            assert other.post(url(door)).status_code == 200
+            answer = other.post(url(door), content=bytes((1 << 20) + 1))
+            assert answer.status_code == 413
+    caplog.clear()
+    with client_of(identities / "s1") as client:
+        eventually(lambda: client.post(url(door)).status_code == 200)
+        for number in range(30):
+            assert client.post(url(door, f"/{number}")).status_code == 404
+    assert 1 <= len([r for r in caplog.records if "site s1" in r.getMessage()]) <= 9
+
+
 @pytest.mark.parametrize("who", ["nobody", "a foreign site", "the coordinator", "old TLS"])
 def test_who_shows_no_site_s_certificate_gets_no_session(
     door: FrontDoor, identities: Path, foreign_identities: Path, who: str
