@@ -188,11 +188,17 @@ class _Relay(ABC):
 
     async def _renew(self, clients: AsyncExitStack) -> None:
         """Follow the identity's folder; connections that stand showed the certificate before."""
+        shown = self._renewable.identity
         while True:
             await asyncio.sleep(_RENEW_S)
-            if self._renewable.renew():
-                self._renewable.identity.load_into(self._tls)
-                self._client = await clients.enter_async_context(self._new_client())
+            try:
+                self._renewable.renew()
+                if (found := self._renewable.identity) is not shown:
+                    found.load_into(self._tls)
+                    self._client = await clients.enter_async_context(self._new_client())
+                    shown = found
+            except Exception:  # whatever it is, the next look may do
+                _log.exception("the renewed identity could not be put to use")
 
     async def _handle(self, scope: Any, receive: Any, send: Any) -> None:
         await (await self._answer(Request(scope, receive)))(scope, receive, send)

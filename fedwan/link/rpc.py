@@ -8,6 +8,7 @@ is paced below the link's rate needs no others (docs/log.md). So it is four, or 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,8 @@ from fedwan.errors import (
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.framing import parser, serialize
 from fedwan.link.tcp import read_state
+
+log = logging.getLogger(__name__)
 
 _SERVICE = wire.DESCRIPTOR.services_by_name["DataPlane"]
 SERVICE = _SERVICE.full_name
@@ -243,8 +246,11 @@ def _begin_to_watch() -> None:
 
 def look() -> None:
     """Look at every call of this process once."""
-    for watched in tuple(_watched):
-        watched.look()
+    try:
+        for watched in tuple(_watched):
+            watched.look()
+    except Exception:  # such as where no descriptor is left for a moment: the next look may do
+        log.exception("calls under way could not be looked at")
 
 
 def messages(address: str, call: Any) -> Iterator[Any]:

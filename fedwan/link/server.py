@@ -196,9 +196,12 @@ class DataPlane:
     def _watch_peers(self) -> None:
         """End the calls of who is no longer served: its next call is told why."""
         while not self._stopping.wait(PEERS_S):
-            for call, (_, certificate) in tuple(self._calls.items()):
-                if self._admission.objection(certificate):
-                    call.cancel()
+            try:
+                for call, (_, certificate) in tuple(self._calls.items()):
+                    if self._admission.objection(certificate):
+                        call.cancel()
+            except Exception:  # whatever it is, the next look may do
+                log.exception("certificates of calls under way could not be looked at")
 
     # Calls ---------------------------------------------------------------------------------
 

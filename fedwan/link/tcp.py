@@ -65,7 +65,9 @@ class Congestion:
 
     def apply_to_peer(self, address: str) -> int:
         """Set up this process's connections to `host:port` that are not yet; how many."""
-        return sum(self._apply(found) for found in _connected_to(address, are_new=True))
+        with suppress(OSError):  # no descriptor is left for a moment
+            return sum(self._apply(found) for found in _connected_to(address, are_new=True))
+        return 0
 
     def apply_to_listener(self, port: int) -> int:
         """Set up the socket that listens on `port`, and so all that it will accept."""

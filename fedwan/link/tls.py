@@ -7,8 +7,10 @@ not a field in a message, says which site it is.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import ssl
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -139,8 +141,13 @@ class Identity:
     def load_into(self, context: ssl.SSLContext) -> None:
         """Show this certificate from the next handshake on, and trust its authorities, too."""
         context.load_verify_locations(cadata=self.ca_pem.decode())
-        # The module loads keys from files alone.
-        context.load_cert_chain(self.folder / "identity.crt", self.folder / "identity.key")
+        if sys.platform != "linux":
+            context.load_cert_chain(self.folder / "identity.crt", self.folder / "identity.key")
+            return
+        # The module loads keys from files alone, and those of the folder may be others by now.
+        with open(os.memfd_create("identity"), "wb", buffering=0) as file:
+            file.write(self.cert_pem + b"\n" + self.key_pem)
+            context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
 
 
 FILES = ("ca.crt", "identity.crt", "identity.key")

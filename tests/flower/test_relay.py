@@ -354,6 +354,29 @@ def test_a_renewed_identity_is_shown_without_a_restart(
         assert forwarder.refusal is None
 
 
+def test_a_renewal_that_fails_for_a_moment_is_tried_again(
+    federation: pki.Authority, superlink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "_RENEW_S", 0.05)
+    ours, load_into, loaded = federation.directory, Identity.load_into, []
+
+    def failing_once(self: Identity, context: ssl.SSLContext) -> None:
+        loaded.append(self.expires)
+        if len(loaded) == 1:
+            raise OSError("Too many open files")
+        load_into(self, context)
+
+    with (
+        open_door(ours, superlink.server_port) as door,
+        forwarding(ours / "s1", door.port) as forwarder,
+    ):
+        monkeypatch.setattr(Identity, "load_into", failing_once)
+        federation.renew("s1", days=1)
+        eventually(lambda: len(loaded) == 2)
+        assert loaded == 2 * [Identity.load(ours / "s1").expires]
+        assert post(forwarder).status_code == 200
+
+
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
 def test_code_that_is_not_the_installed_fedwan_s_is_handed_to_nobody(
     door: FrontDoor, identities: Path

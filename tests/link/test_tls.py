@@ -246,3 +246,18 @@ def test_a_site_and_its_coordinator_shake_hands_and_nobody_else_in_their_place(
     for server, host in [(theirs, "localhost"), (ours, "example.com"), (impostor, "s2")]:
         with pytest.raises(ssl.SSLCertVerificationError):
             handshake(server, site, host)
+
+
+def test_what_was_checked_is_shown_whatever_is_copied_into_the_folder_meanwhile(
+    folders: Path,
+) -> None:
+    identities = [
+        Identity.load(folders / "s1"),
+        Identity.load(folders / "coordinator", "coordinator"),
+    ]
+    for identity in identities:
+        for name in ("identity.crt", "identity.key"):
+            (identity.folder / name).write_bytes(b"half of")
+    site, coordinator = identities
+    server = coordinator.ssl_context(server=True)
+    assert handshake(server, site.ssl_context(server=False)) == b"hello"
