@@ -35,11 +35,18 @@ class Files:
     def __init__(self, folder: Path, *names: str) -> None:
         self._paths = [folder / name for name in names]
         self._seen: list[tuple[int, int, int] | None] = []
+        self._told: object = None
 
     def changed(self) -> bool:
         """Whether any is another file than at the last call; True at the first."""
         before, self._seen = self._seen, [_stamp(path) for path in self._paths]
         return self._seen != before
+
+    def keep(self, what: str, error: IdentityError) -> None:
+        """Say why these are not taken, once; they are read again, for it may be a passing fault."""
+        if (told := (str(error), self._seen)) != self._told:
+            _log.warning("keeping %s: %s", what, error)
+        self._told, self._seen = told, []
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
@@ -83,12 +90,11 @@ class Admission:
         """
         with self._lock:
             if self._files.changed():
-                self._has_warned = False
                 try:
-                    self._lists = _read_lists(self._folder)
+                    self._lists, self._has_warned = _read_lists(self._folder), False
                 except IdentityError as error:
                     # A broken list must neither admit who was revoked nor end a run of weeks.
-                    _log.warning("keeping the last good revocation list: %s", error)
+                    self._files.keep("the last good revocation list", error)
             why = self._objection(certificate)
             if isinstance(why, Lapse) and not self._has_warned:
                 self._has_warned = True
@@ -154,7 +160,7 @@ class Renewable:
             try:
                 found = Identity.load(self.identity.folder, self.identity.role)
             except IdentityError as error:
-                _log.warning("keeping the identity that is in use: %s", error)
+                self._files.keep("the identity that is in use", error)
                 return False
             if found == self.identity:
                 return False
