@@ -118,15 +118,16 @@ class DataPlane:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, calls),)
         )
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             self.port = self._server.add_secure_port(
-                f"{host}:{port}", Renewable(identity).grpc_server_credentials()
+                address, Renewable(identity).grpc_server_credentials()
             )
         except RuntimeError:
             self.port = 0
         if not self.port:
             raise ConfigError(
-                f"the data plane cannot listen on {host}:{port}, it is in use or not an address "
+                f"the data plane cannot listen on {address}, it is in use or not an address "
                 "of this machine; set link.listen"
             )
 

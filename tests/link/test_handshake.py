@@ -15,10 +15,12 @@ import grpc
 import pytest
 
 from fedwan.errors import IdentityError, JoinRefused, LinkLost
-from fedwan.link import client
+from fedwan.link import client, pki
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.admission import Renewable
+from fedwan.link.client import GrpcLink
 from fedwan.link.rpc import ByteCounter, Stub
+from fedwan.link.tcp import read_state
 from fedwan.link.tls import Identity, handshake_complaint
 from tests.planes import (
     Bench,
@@ -72,6 +74,26 @@ def test_without_a_certificate_of_this_run_and_this_site_there_is_no_entry(
         assert not bench.events
         text = refused(bench, plane.port, identities / "s2", as_site="s1")
         assert "calls itself 's1' but its certificate says 's2'" in text
+
+
+@pytest.mark.parametrize("host", ["::1", "::"])
+def test_a_coordinator_listens_on_an_address_of_ipv6(
+    bench: Bench, tmp_path: Path, host: str
+) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    pki.federation(tmp_path / "pki", ["::1"], ["s1"])
+    identity = Identity.load(tmp_path / "pki" / "s1")
+    with serving(bench.hub, tmp_path / "pki", host=host) as plane:
+        address = f"[::1]:{plane.port}"
+        assert handshake_complaint(address, identity) is None
+        with contextlib.closing(GrpcLink(address, identity, patience_s=5.0)) as link:
+            assert not link.join(bench.hello("s1")).refusal
+            payload = payload_of(1.0, bench.layout)
+            assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
+            assert read_state(address).moved > payload.num_bytes
 
 
 def test_a_connection_that_is_merely_closed_after_the_handshake_is_no_complaint(
