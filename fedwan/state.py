@@ -17,12 +17,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from json import JSONDecodeError
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import safetensors.torch
 import torch
@@ -32,6 +31,7 @@ from torch.nn import functional
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from fedwan.errors import CheckpointError
+from fedwan.files import write_atomically
 
 State = dict[str, Tensor]
 """Tensors by name."""
@@ -224,34 +224,6 @@ def _refresh_hooked(module: nn.Module, hook: SpectralNorm, num_iterations: int) 
         functional.normalize(weight @ right, dim=0, eps=hook.eps, out=left)
 
 
-def write_atomically(
-    path: Path, write: Callable[[Path], None], previous: Path | None = None
-) -> None:
-    """Call `write(temporary_path)`, fsync, and rename over `path`: all or nothing.
-
-    What was there is kept as `previous`, if given; `path` itself is never missing meanwhile.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        with temporary.open("rb") as handle:
-            os.fsync(handle.fileno())
-        if previous is not None and path.exists():
-            link = previous.with_name(f".{previous.name}.{os.getpid()}.tmp")
-            link.unlink(missing_ok=True)
-            os.link(path, link)
-            os.replace(link, previous)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def sweep(folder: Path, name: str = "*") -> None:
     """Remove what a process that was killed in `write_atomically` has left, by names of files."""
     for left in folder.glob(f".{name}.*.tmp"):
@@ -288,16 +260,15 @@ def write_tensors(
         rows[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     said = json.dumps(meta, sort_keys=True)
 
-    def write(temporary: Path) -> None:
+    def write(file: BinaryIO) -> None:
         checksums = dict.fromkeys(in_order, _NO_CHECKSUM)
-        with temporary.open("wb") as file:
-            file.write(_header(rows, said, checksums))
-            for name in in_order:
-                data = tensor_bytes(state[name])
-                checksums[name] = _checksum(_described(name, state[name]), data)
-                file.write(data)
-            file.seek(0)
-            file.write(_header(rows, said, checksums))
+        file.write(_header(rows, said, checksums))
+        for name in in_order:
+            data = tensor_bytes(state[name])
+            checksums[name] = _checksum(_described(name, state[name]), data)
+            file.write(data)
+        file.seek(0)
+        file.write(_header(rows, said, checksums))
 
     write_atomically(path, write, previous)
 

@@ -23,7 +23,6 @@ from fedwan.state import (
     refresh_spectral_norm,
     select_prefix,
     state_of,
-    write_atomically,
     write_tensors,
 )
 from tests.support import same_bits
@@ -196,19 +195,6 @@ def test_every_truncation_of_a_file_is_refused(tmp_path: Path) -> None:
         path.write_bytes(data[:length])
         with pytest.raises(CheckpointError, match="cannot be read"):
             read_tensors(path)
-
-
-def test_a_writer_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("old")
-
-    def write(temporary: Path) -> None:
-        temporary.write_text("half")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(path, write)
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
 def test_any_flipped_bit_of_a_file_is_told(tmp_path: Path) -> None:

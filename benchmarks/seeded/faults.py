@@ -1,6 +1,6 @@
 """Faults of processes, paths and disks, in a seed's order and at its times.
 
-The disk is under the real writes of `fedwan.state`: files are real and small, and what
+The disk is under the real writes of `fedwan.files`: files are real and small, and what
 `write_atomically` asks of the operating system passes through here. At each such effect its process
 may be killed, and then what was not yet synchronised is lost or torn; or there is no space left.
 """
@@ -24,8 +24,12 @@ if TYPE_CHECKING:
     from benchmarks.seeded.world import Report, World
 
 
+ENDING = ".safetensors"
+"""Of files that faults come to."""
+
+
 class Disk:
-    """Stands for `os` in `fedwan.state`; the rest of `os` is as it is."""
+    """Stands for `os` in `fedwan.files`; the rest of `os` is as it is."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -72,11 +76,15 @@ class Disk:
     def fsync(self, number: int) -> None:
         process = self._world.kernel.current.process
         if number in self._files:
+            if process.name not in self._renamed:
+                return
             self._effect(self._lose_rename)
             _, replaced = self._renamed.pop(process.name, (None, None))
             self._world.on_durable(process, self._files[number])
             return
         path = Path(os.readlink(f"/proc/self/fd/{number}"))
+        if ENDING not in path.name:
+            return
         if self.full_until.get(process.name, 0.0) > self._world.kernel.now:
             self._world.count("disk full")
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
@@ -85,6 +93,9 @@ class Disk:
 
     def replace(self, source: Path, target: Path) -> None:
         """Rename; a kill before the folder is synchronised may undo it."""
+        if not target.name.endswith(ENDING):
+            os.replace(source, target)
+            return
         process = self._world.kernel.current.process
         self._effect(lambda: self._tear(source))
         old = target.read_bytes() if target.exists() else None

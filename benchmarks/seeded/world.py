@@ -25,7 +25,7 @@ from benchmarks.seeded.kernel import Kernel, Killed, Process, Standstill
 from benchmarks.seeded.network import HEARTBEAT_S, SeededLink
 from benchmarks.seeded.network import Path as NetworkPath
 from benchmarks.seeded.threads import TIME, installed
-from fedwan import app, state
+from fedwan import app, files
 from fedwan.app import load_run
 from fedwan.config import MASKED, Config, dump, site_names
 from fedwan.coordinator import federation
@@ -209,7 +209,7 @@ class World:
         """The disk below, virtual clocks in default arguments, and what would only take time."""
         with ExitStack() as stack:
             for place, name, value in (
-                (state, "os", self.disk),
+                (files, "os", self.disk),
                 (meter.Meter.__init__, "__defaults__", (TIME.monotonic,)),
                 (Tidier, "tidy", lambda self: False),
                 (app, "app_folders", _app_folders),
