@@ -121,8 +121,7 @@ def revoke(
         typer.echo(f"authority {directory / 'ca'}: the one before is trusted no more")
         _tell_trust(directory)
         return
-    authority.revoke(name)
-    typer.echo(f"{name} is revoked: {directory / 'coordinator' / 'crl.pem'}")
+    typer.echo(f"{name} is revoked: {authority.revoke(name)}")
 
 
 def _open(directory: Path, passphrase: bytes | None = None) -> Authority:

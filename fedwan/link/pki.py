@@ -183,8 +183,8 @@ class Authority:
         assert isinstance(key, ec.EllipticCurvePublicKey)
         self._issue(name, key, hosts or certificates.hosts_of(newest), days)
 
-    def revoke(self, name: str) -> None:
-        """Put every certificate of a party on the revocation list.
+    def revoke(self, name: str) -> Path:
+        """Put every certificate of a party on the revocation list, and give the list's path.
 
         A coordinator that runs from `DIR/coordinator` takes notice within seconds; one that runs
         elsewhere needs the new `crl.pem` copied into its identity folder.
@@ -193,7 +193,7 @@ class Authority:
             raise IdentityError(
                 f"{name!r} was never signed by {self.directory}; the folder names are the names"
             )
-        self._write_revocations(found)
+        return self._write_revocations(found)
 
     def succeed(self, passphrase: bytes) -> None:
         """Make the next authority, which signs from now on; both are trusted until `retire`."""
@@ -257,7 +257,7 @@ class Authority:
             for path in self.directory.glob("*/ca.crt"):
                 replace_bytes(path, bundle)
 
-    def _write_revocations(self, more: Iterable[x509.Certificate] = ()) -> None:
+    def _write_revocations(self, more: Iterable[x509.Certificate] = ()) -> Path:
         before, added, lists = self._lists(), list(more), b""
         for issuer in self._issuers:
             name, number = issuer.certificate.subject, 0
@@ -267,9 +267,10 @@ class Authority:
                 number = old.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
             lists += certificates.sign_revocations(issuer, revoked, number + 1)
         with _writing(self.directory):
-            replace_bytes(self._folder / "crl.pem", lists)
+            replace_bytes(path := self._folder / "crl.pem", lists)
             if (self.directory / COORDINATOR).is_dir():
-                replace_bytes(self.directory / COORDINATOR / "crl.pem", lists)
+                replace_bytes(path := self.directory / COORDINATOR / "crl.pem", lists)
+        return path
 
     def _lists(self) -> dict[x509.Name, x509.CertificateRevocationList]:
         path = self._folder / "crl.pem"
@@ -287,7 +288,7 @@ class Authority:
             check_name(name)
         found = (self._folder / "issued").glob(f"{name}.*.crt")
         files = sorted(found, key=lambda file: (file.stat().st_mtime_ns, file.name))
-        return [x509.load_pem_x509_certificate(file.read_bytes()) for file in files]
+        return [_read_certificate(file) for file in files]
 
     def _is_revoked(self, certificate: x509.Certificate) -> bool:
         """Or of an authority that is trusted no more, whose list is gone."""
@@ -300,6 +301,13 @@ class Authority:
 
 def _key_path(folder: Path, certificate: x509.Certificate) -> Path:
     return folder / f"{certificate.serial_number:x}.key"
+
+
+def _read_certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise IdentityError(f"{path} cannot be read: {error}; restore it from a backup") from None
 
 
 def _read_key(path: Path, passphrase: bytes | None) -> ec.EllipticCurvePrivateKey:
