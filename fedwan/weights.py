@@ -86,7 +86,7 @@ class Trained:
         """
         if self.config.workload == COMMAND:
             raise UserError(
-                f"{self.folder} is a run of a script, which has no recipe to build: its weights give "
+                f"{self.folder} is a run of a script, which has no recipe to build: for weights "
                 "`fedwan export RUN --to safetensors DIR`, or in Python fedwan.load(RUN), whose "
                 "load_into(module, network) puts them into networks built as the script does"
             )
