@@ -38,13 +38,11 @@ from google.protobuf.message import Message
 from benchmarks.harness.fleet import save_json
 from benchmarks.harness.party import await_ticket, greeting
 from fedwan.codecs import fp32
-from fedwan.config import MASKED, from_json, site_names
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.framing import Chunk, Part
 from fedwan.link.rpc import ByteCounter, Stub
 from fedwan.link.tls import Identity
 from fedwan.protocol.rounds import HOPELESS_ROUNDS
-from fedwan.site.masker import Masker
 
 CALLS = ("Control", "Download", "Join", "Leave", "Report", "Unmask", "Upload")
 THREADS = 4
@@ -131,12 +129,6 @@ class HostileSite:
         self._hello, replica = greeting(self._ticket)
         self._hello.site = name
         self._run_id = self._hello.run_id
-        config = from_json(self._ticket["config"])
-        if config.codec.up in MASKED:
-            (own := folder / f"{name} masks").mkdir()
-            names = site_names(config)
-            masker = Masker(self._identity, self._run_id, names, config.round.quorum, own)
-            self._hello.card.CopyFrom(masker.card())
         values = {
             name: torch.full(spec.shape, float("nan") if spec.dtype.is_floating_point else 0)
             for name, spec in replica.layout.items()
