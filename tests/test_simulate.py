@@ -71,11 +71,19 @@ def test_local_sgd_with_h_1_and_inner_sgd_is_large_batch_training(tmp_path: Path
     assert len(ran.hashes) == 1
 
 
-@pytest.mark.parametrize("clip_norm", [0.0, 0.1])
+@pytest.mark.parametrize(
+    "config",
+    [
+        InnerConfig("adamw", lr=1e-2, clip_norm=0.1, weight_decay=0.1),
+        ADAM,
+        InnerConfig("sgd", lr=0.05),
+    ],
+    ids=lambda config: config.name,
+)
 def test_sync_is_large_batch_training_with_one_optimiser_everywhere(
-    clip_norm: float, tmp_path: Path
+    config: InnerConfig, tmp_path: Path
 ) -> None:
-    inner = {"velocity": InnerConfig(name="adamw", lr=1e-2, clip_norm=clip_norm)}
+    inner = {"velocity": config}
     ran = run_tiny(tmp_path, tiny_config("sync", inner, sites=3, h=1))
     plain = train_plainly(inner, sites=3, steps=8)
     torch.testing.assert_close(ran.state, weights(plain), rtol=1e-3, atol=1e-4)
