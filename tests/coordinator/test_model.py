@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from torch import Tensor
 
-from fedwan import state as state_module
 from fedwan.codecs import Codec, bf16, fp32
 from fedwan.config import Config, DataConfig
 from fedwan.coordinator.model import (
@@ -32,7 +30,6 @@ from fedwan.state import (
     hash_hashes,
     hash_state,
     read_tensors_meta,
-    tensor_bytes,
 )
 from fedwan.strategy import Strategy
 from strategies import diloco, local_sgd, sync
@@ -188,45 +185,6 @@ def test_the_hashes_of_the_last_two_versions_are_known(tmp_path: Path) -> None:
         assert hashes[-1] == hash_state(model.state)
     expected = ["", *(hash_hashes([sha256]) for sha256 in hashes[1:])]
     assert [model.hash_at([version]) for version in (1, 2, 3)] == expected
-
-
-def test_every_truncation_is_refused_in_one_line(tmp_path: Path) -> None:
-    strategy = strategy_of("diloco")
-    model = make_model(strategy)
-    advance(model, range(1, 3))
-    model.save(tmp_path, {})
-    data = (tmp_path / CHECKPOINT).read_bytes()
-    for length in [*range(0, 32), *range(32, len(data), 137), len(data) - 1]:
-        (tmp_path / CHECKPOINT).write_bytes(data[:length])
-        with pytest.raises(CheckpointError) as raised:
-            GlobalModel.load(tmp_path, strategy, CONFIG)
-        assert "\n" not in str(raised.value) and CHECKPOINT in str(raised.value)
-
-
-def test_a_crash_while_writing_leaves_the_old_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    strategy = strategy_of("diloco")
-    model = make_model(strategy)
-    advance(model, range(1, 3))
-    model.save(tmp_path, {})
-    expected = hash_state(model.state)
-
-    written: list[Tensor] = []
-
-    def half_a_file(value: Tensor) -> memoryview:
-        if written:
-            raise OSError("No space left on device")
-        written.append(value)
-        return tensor_bytes(value)
-
-    advance(model, range(3, 5))
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
-        patch.setattr(state_module, "tensor_bytes", half_a_file)
-        model.save(tmp_path, {})
-    loaded = GlobalModel.load(tmp_path, strategy, CONFIG)
-    assert (hash_state(loaded.state), loaded.versions) == (expected, [2])
-    assert [path.name for path in tmp_path.iterdir()] == [CHECKPOINT]
 
 
 @pytest.mark.parametrize("name", ["local_sgd", "sync"])
