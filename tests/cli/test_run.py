@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from dataclasses import replace
@@ -79,45 +76,6 @@ def test_sigterm_ends_the_services_in_order(tmp_path: Path) -> None:
         start(make_config(tmp_path), services)
     assert ended == [True]
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-CTRL_C = """
-    import sys, threading
-    from pathlib import Path
-    from fedwan.cli import main as main_module
-    from fedwan.cli.run import start
-    from fedwan.errors import RunStopped
-    from fedwan.config import Config
-
-    out = Path(sys.argv[1])
-
-    def services(config, stop):
-        (out / "started").touch()
-        stop.wait(60)
-        (out / "ended").touch()
-        raise RunStopped("stopped")
-
-    def app(words, prog_name, standalone_mode):
-        start(Config(h=1, out=str(out)), services)
-
-    main_module.app = app
-    main_module.main([])
-"""
-
-
-def test_ctrl_c_ends_the_services_and_then_exits_with_130(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", textwrap.dedent(CTRL_C), str(tmp_path)]
-    root = Path(__file__).resolve().parents[2]
-    process = subprocess.Popen(
-        argv, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    while not (tmp_path / "started").exists():
-        assert process.poll() is None, process.communicate()
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
-    assert (process.returncode, err) == (130, "fedwan: stopped by Ctrl-C\n")
-    assert "ending the services" in out
-    assert (tmp_path / "ended").exists()
 
 
 def test_runs_without_a_folder_are_numbered_and_the_latest_is_resumed(
