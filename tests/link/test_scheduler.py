@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,23 +27,6 @@ from tests.planes import (
     stub_of,
     update_request,
 )
-
-
-def test_chunks_go_once_to_all_calls_and_transfers_in_the_order_of_arrival() -> None:
-    queue, taken = TransferQueue(), []
-    transfers = [queue.enter(key, range(2000)) for key in (0, 1, 2) for _ in range(3)]
-
-    def take(index: int) -> None:
-        queue.wait(transfers[index])
-        taken.extend((index // 3, chunk) for chunk in queue.chunks(transfers[index]))
-        queue.leave(transfers[index])
-
-    with ThreadPoolExecutor(9) as pool:
-        list(pool.map(take, reversed(range(9))))
-    assert sorted(taken) == [(key, chunk) for key in range(3) for chunk in range(2000)]
-    late = queue.enter(1, range(2000))
-    queue.wait(late)
-    assert list(queue.chunks(late)) == []
 
 
 def test_a_transfer_whose_calls_have_all_ended_keeps_nobody_waiting() -> None:
