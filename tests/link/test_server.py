@@ -97,6 +97,7 @@ def test_uploads_that_no_honest_site_makes_are_refused_with_the_reason(setting: 
         ({"fragment": 7}, None, Code.INVALID_ARGUMENT, "fragment 7"),
         ({"kind": 9}, None, Code.INVALID_ARGUMENT, "kind 9"),
         ({"kind": 1, "version": 3}, None, Code.INVALID_ARGUMENT, "version 3"),
+        ({"kind": 1, "fragment": 1}, None, Code.INVALID_ARGUMENT, "fragment 1"),
         ({"run_id": "another"}, None, Code.INVALID_ARGUMENT, "of run another"),
         ({"session": "never joined"}, None, Code.FAILED_PRECONDITION, "join again"),
     ]
