@@ -19,14 +19,12 @@ from fedwan.errors import RunStopped, UserError
 from fedwan.link.base import Link
 from fedwan.site.site import Membership
 from fedwan.strategy import Strategy
-from strategies import async_diloco, diloco
+from strategies import diloco
 from tests.planes import eventually, in_thread
 from tests.support import (
-    BATCH,
     NET,
     Ran,
     TinyWorkload,
-    WrappedLink,
     hub_of,
     run_tiny,
     take_part,
@@ -80,9 +78,7 @@ class Federation:
         strategy: Strategy | None = None,
         workloads: dict[str, Gated | None] | None = None,
         then: Callable[[], bool] = lambda: False,
-        around: Callable[[Link], Any] = lambda link: link,
     ) -> None:
-        self._around = around
         self.hub: Servicer | None = None
         self._workloads, self._then = workloads or {}, then
         run = partial(run_tiny, folder, config, strategy, part=self._part, wrap=self._wrap)
@@ -90,8 +86,7 @@ class Federation:
 
     def _wrap(self, name: str, link: Link) -> Link:
         self.hub = hub_of(link)
-        wrapped: Link = self._around(link)
-        return wrapped
+        return link
 
     def _part(self, member: Membership, workload: TinyWorkload) -> None:
         name = member.name
@@ -215,24 +210,7 @@ def test_stop_from_outside_ends_the_run_with_a_checkpoint(tmp_path: Path) -> Non
     assert model.versions == [2]
 
 
-# The first weights, and who measures -------------------------------------------------------------
-
-
-def test_initial_weights_come_from_another_site_if_the_first_falls_silent(tmp_path: Path) -> None:
-    first: list[str] = []
-
-    class Dying(WrappedLink):
-        def upload(self, header: Any, payload: Any) -> Any:
-            if not header.work.samples and not first:
-                first.append("died")
-                raise Crash
-            return self._inner.upload(header, payload)
-
-    config = tiny_config(h=H, steps=2 * H)
-    plain = run_tiny(tmp_path / "plain", config)
-    run = Federation(tmp_path, config, then=lambda: True, around=Dying)
-    assert run.result(20.0).hashes == plain.hashes
-    assert first and len(plain.hashes) == 1
+# Who measures -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("returns", [False, True])
@@ -255,28 +233,3 @@ def test_without_anybody_to_measure_the_run_ends_after_patience(tmp_path: Path) 
     config = tiny_config(sites=1, h=H, steps=2 * H, round={"patience_s": 1.0})
     ran = Federation(tmp_path, config, None, {"s1": Gated(judges=False)}).result(20.0)
     assert ran.result.model.versions == [2] and ran.result.totals.quality_version == 0
-
-
-# On arrival --------------------------------------------------------------------------------------
-
-
-def on_arrival(sites: int, quorum: int, versions: int, **words: Any) -> Any:
-    return tiny_config(
-        "async_diloco",
-        sites=sites,
-        h=H,
-        steps=versions * H,
-        round={"quorum": quorum, "max_staleness": 20, **words},
-    )
-
-
-def test_on_arrival_the_other_sites_do_not_wait_for_one_that_stands_still(tmp_path: Path) -> None:
-    config = on_arrival(3, 2, 4)
-    still, strategy = Gated(permits=0), async_diloco.build(config)
-    strategy = strategy._replace(policy=strategy.policy._replace(arrivals_from=0))
-    run = Federation(tmp_path, config, strategy, {"s1": still})
-    eventually(lambda: run.hub and run.hub.stop_text, within_s=20.0)
-    still.permits.release()  # so that it hears that the run is over
-    ran = run.result(30.0)
-    assert len(ran.hashes) == 1
-    assert ran.result.totals.samples >= 3 * 4 * H * BATCH
