@@ -19,7 +19,7 @@ from fedwan.state import Role, TensorSpec, layout_to_json
 LAYOUT = {"unet/w": TensorSpec((2, 3), torch.float32, Role.PARAMETER)}
 WIDER = {"unet/w": TensorSpec((2, 4), torch.float32, Role.PARAMETER)}
 COUNTED = {"unet/z": TensorSpec((), torch.int64, Role.COUNTER)}
-NAMES = ("s1", "s2", "s3", "s4", "s5")
+NAMES = ("s1", "s2", "s3", "s4")
 
 
 def claim(**changes: Any) -> Claim:
@@ -95,31 +95,11 @@ def test_a_claim_that_cannot_be_read_is_refused(changes: dict[str, str]) -> None
         claim(**changes)
 
 
-def test_a_site_that_differs_from_a_majority_is_refused_and_the_others_go_on() -> None:
-    agreement = Agreement(("s1", "s2", "s3"), needed=2)
-    assert agreement.hear("s2", claim(initial_sha256="2" * 64)) == ""
-    assert agreement.waits_for() == "1 of 3 sites are here, not s1, s3"
-    assert agreement.hear("s1", claim()) == "" and agreement.agreed is None
-    assert agreement.hear("s3", claim()) == "" and agreement.agreed == claim()
-    refusal = agreement.hear("s2", claim(initial_sha256="2" * 64))
-    assert refusal.startswith("site s2: its initial weights hash to 2222")
-    assert agreement.dispute() == ""
-
-
-def test_of_two_sites_that_differ_nobody_decides() -> None:
-    agreement = Agreement(("s1", "s2"), needed=2)
-    assert agreement.hear("s2", claim()) == ""
-    assert agreement.dispute() == ""
-    assert agreement.hear("s1", claim(num_steps=7)) == ""
-    assert agreement.agreed is None
-    assert agreement.dispute().startswith("s2 differs from s1: its script asks for 100 steps")
-
-
 joins = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 2)), max_size=12)
 
 
-@settings(deadline=None)
-@given(joins, st.integers(1, 5))
+@settings(deadline=None, max_examples=300)
+@given(joins, st.integers(1, 4))
 def test_a_run_starts_only_when_as_many_sites_agree_as_it_asks_for(
     joins: Sequence[tuple[str, int]], needed: int
 ) -> None:
@@ -129,17 +109,23 @@ def test_a_run_starts_only_when_as_many_sites_agree_as_it_asks_for(
         was = agreement.agreed
         refusal = agreement.hear(name, claim(num_steps=kind))
         latest[name] = kind
+        votes = list(latest.values())
+        majority = [k for k in votes if 2 * votes.count(k) > len(NAMES)]
+        leading = majority if was is None else [was.num_steps]
+        assert bool(refusal) == bool(leading and kind not in leading)
         if refusal:
             del latest[name]
+            votes.remove(kind)
             assert "\n" not in refusal and name in refusal
-        votes = list(latest.values())
         if was is not None:
             assert agreement.agreed == was, "once begun, nobody changes what the run is"
-            assert bool(refusal) == (kind != was.num_steps)
         elif agreement.agreed is not None:
             assert votes.count(agreement.agreed.num_steps) >= needed
         else:
             assert all(votes.count(k) < needed for k in votes)
-        majority = [k for k in votes if 2 * votes.count(k) > len(NAMES)]
-        assert not (agreement.dispute() and (majority or agreement.agreed))
+        missing = [name for name in NAMES if name not in latest]
+        nothing_comes = not (missing or majority or agreement.agreed)
+        assert bool(agreement.dispute()) == nothing_comes
+        told = f"{len(latest)} of 4 sites are here, not {', '.join(missing)}"
+        assert agreement.waits_for() == (told if missing else "all sites are here")
     assert json.loads(claim().sources_json)
