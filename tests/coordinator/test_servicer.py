@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -377,23 +376,6 @@ def test_sites_share_a_snapshot_of_the_same_versions(bench: Bench, kind: Any) ->
     assert later.payload is not first.payload and list(later.header.versions) == [1]
     request.checksum = second.header.checksum  # the other one goes on with what it began
     assert bench.hub.download("s2", request).payload is second.payload
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda hub: hub.download("s3", update_request()),
-        lambda hub: hub.download("stranger", update_request()),
-        lambda hub: hub.attach("s1", "other"),
-        lambda hub: hub.leave("s3", wire.Farewell()),
-        lambda hub: hub.report("s3", wire.QualityReport(run_id="run-1", figures_json="{}")),
-    ],
-)
-def test_nobody_who_has_not_joined_gets_anything(
-    bench: Bench, call: Callable[[Any], object]
-) -> None:
-    with pytest.raises(SessionLost, match="join"):
-        call(bench.hub)
 
 
 # Reports and farewells -------------------------------------------------------------------------

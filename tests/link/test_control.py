@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from queue import Empty
 
 import pytest
 
@@ -88,20 +87,3 @@ def test_a_word_said_while_the_stream_is_broken_arrives_once_it_is_back(
         proxy.come_back()
         signal = link.signals.get(timeout=10)
         assert (signal.kind, signal.text) == (Signal.STOP, "enough")
-
-
-def test_a_site_that_did_what_it_was_asked_is_not_asked_again(
-    tmp_path: Path, identities: Path
-) -> None:
-    bench = Bench(tmp_path)
-    with joined_through_proxy(bench, identities) as (link, proxy):
-        with bench.hub.changed:
-            bench.registry.tell("s1", Signal.EVALUATE)
-        assert link.signals.get(timeout=5).kind == Signal.EVALUATE
-        proxy.cut()
-        # Not yet done: the word might have been lost with the stream.
-        assert link.signals.get(timeout=5).kind == Signal.EVALUATE
-        link.report(wire.QualityReport(run_id="run-1", figures_json='{"fd": 1.0}'))
-        proxy.cut()
-        with pytest.raises(Empty):
-            link.signals.get(timeout=1.2)

@@ -145,7 +145,7 @@ def test_what_is_no_good_request_is_refused_in_one_line(
 def test_unsafe_names_hosts_and_lifetimes_are_refused_before_anything_is_made(
     authority: Authority, tmp_path: Path
 ) -> None:
-    for name in ("", "../ca", "ca", "S1", "a" * 64, "a.b", "-a"):
+    for name in ("", "../ca", "ca", "S1", "a" * 64, "a\n", "a.b", "-a"):
         with pytest.raises(IdentityError, match="choose another"):
             pki.request(tmp_path / "x", name)
     with pytest.raises(IdentityError, match="site 's1' is dialled by nobody"):

@@ -10,7 +10,6 @@ import grpc
 import pytest
 import zstandard
 
-from fedwan.errors import ConfigError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.framing import Chunk, Part, plain
 from fedwan.link.rpc import SERVICE, Stub
@@ -185,12 +184,3 @@ def test_the_same_chunk_five_thousand_times_is_harmless(setting: Setting) -> Non
 
     receipt = setting.stub.Upload(parts(), timeout=20)
     assert receipt.status == wire.Receipt.INCOMPLETE and list(receipt.missing) == [1, 2, 3]
-
-
-def test_a_port_in_use_is_the_user_s_to_mend(setting: Setting, identities: Path) -> None:
-    port = setting.plane.port
-    identity = Identity.load(identities / "coordinator", "coordinator")
-    with pytest.raises(ConfigError) as caught:
-        DataPlane(setting.bench.hub, identity, "127.0.0.1", port)
-    assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
-    assert f"127.0.0.1:{port}" in str(caught.value) and "link.listen" in str(caught.value)
