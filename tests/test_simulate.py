@@ -29,7 +29,6 @@ from tests.support import (
     SGD,
     DawdlingLink,
     PoisoningLink,
-    TinyNetwork,
     TinyWorkload,
     build_strategy,
     run_tiny,
@@ -277,17 +276,3 @@ def test_a_script_s_own_kinds_and_steps_complete_the_run(tmp_path: Path) -> None
     config = load_run(None, ["workload=command", "sites=2", "eval.every=0"])
     ran = fedwan.simulate(config, tmp_path, train=script)
     assert ran.model.versions == [2] and len(set(ran.site_sha256.values())) == 1
-
-
-def test_networks_of_another_shape_are_named_by_tensor_and_both_shapes(tmp_path: Path) -> None:
-    def part(member: Membership, workload: TinyWorkload) -> None:
-        if member.name == "s2":
-            network = workload.networks["velocity"]
-            assert isinstance(network, TinyNetwork)
-            network.first = torch.nn.Linear(2, 7)
-            network.again = torch.nn.Linear(7, 2)
-            workload.optimizers["velocity"] = torch.optim.SGD(network.parameters(), 0.1)
-        take_part(member, workload)
-
-    with pytest.raises((UserError, JoinRefused), match=r"'velocity/again.weight' is 2x7 .* 2x6 "):
-        run_tiny(tmp_path, tiny_config(), part=part)

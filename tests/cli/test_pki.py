@@ -85,15 +85,8 @@ def test_mistakes_are_one_line(
     folder = str(tmp_path / "authority")
     assert fedwan("pki", "init", folder)[0] == 0
     assert fedwan("pki", "init", folder)[0] == 2
-    for words, says in [
-        (("sign", "none.csr", "--pki", folder), "cannot be read"),
-        (("renew", "s1", "--pki", folder), "has no identity"),
-        (("revoke", "s1", "--pki", folder), "was never signed"),
-        (("revoke", "ca", "--pki", folder), "has one authority"),
-        (("request", "S1", str(tmp_path / "s1")), "is no DNS label"),
-    ]:
-        code, _, error = fedwan("pki", *words)
-        assert code == 2 and says in error and len(error.splitlines()) == 1
+    code, _, error = fedwan("pki", "sign", "none.csr", "--pki", folder)
+    assert code == 2 and "cannot be read" in error and len(error.splitlines()) == 1
     monkeypatch.delenv("FEDWAN_PKI_PASSPHRASE")
     code, _, error = fedwan("pki", "init", str(tmp_path / "another"))
     assert code == 2 and "set FEDWAN_PKI_PASSPHRASE, or call this at a terminal" in error

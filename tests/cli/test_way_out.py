@@ -45,12 +45,6 @@ def test_export_writes_a_folder_and_says_where(tmp_path: Path, fedwan: Command) 
     assert (code, err) == (2, "fedwan: --to onnx is none of safetensors, diffusers\n")
 
 
-def test_a_folder_without_a_run_is_one_line(tmp_path: Path, fedwan: Command) -> None:
-    for words in (["sample", str(tmp_path)], ["export", str(tmp_path), "x"]):
-        code, out, err = fedwan(*words)
-        assert (code, out) == (2, "") and "holds no run" in err and err.count("\n") == 1
-
-
 def test_a_new_project_bears_its_folders_name_and_its_own_test_passes(
     tmp_path: Path, fedwan: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

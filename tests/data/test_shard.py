@@ -115,10 +115,3 @@ def test_all_faults_of_all_sites_files_are_told_at_once(tmp_path: Path) -> None:
     for site in ("s1", "s2"):
         write_folder(tmp_path / site, range(30))
     assert check_files(config) == []
-
-
-def test_a_batch_larger_than_the_smallest_shard_is_told_of_bundled_data_too() -> None:
-    data = DataConfig("digits", batch=700)
-    assert check_files(Config(sites=2, data=data))[0].startswith("data.batch = 700 is more than")
-    data.batch = 64
-    assert check_files(Config(sites=2, data=data)) == []

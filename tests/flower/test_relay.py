@@ -22,7 +22,7 @@ from fedwan.flower.bundle import build_fab
 from fedwan.flower.relay import Forwarder, FrontDoor
 from fedwan.link import pki
 from fedwan.link.tls import Identity
-from tests.flower.fleet import CALL, as_nobody, free_port, nobody
+from tests.flower.fleet import free_port
 from tests.planes import eventually, in_thread, let_lapse
 
 SEEN_S = 0.4
@@ -319,16 +319,6 @@ def test_a_stranger_in_the_door_s_place_ends_a_site_that_it_has_answered_only_af
             eventually(lambda: forwarder.refusal is not None)
             assert "did not prove to be this run's coordinator" in str(forwarder.refusal)
         waiting()
-
-
-@as_nobody
-def test_a_forwarder_serves_its_own_user_alone(
-    door: FrontDoor, superlink: Any, identities: Path
-) -> None:
-    with forwarding(identities / "s1", door.port) as forwarder:
-        assert nobody(CALL, forwarder.port) == f"{forwarder.port} 0\n"
-        assert post(forwarder).status_code == 200
-    assert len(superlink.requests) == 1
 
 
 def test_a_renewed_identity_is_shown_without_a_restart(

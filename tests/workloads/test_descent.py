@@ -60,15 +60,6 @@ class Game(Descent):
         return [p.detach().clone() for n in self.networks.values() for p in n.parameters()]
 
 
-def test_each_network_gets_the_gradient_of_its_own_loss() -> None:
-    game = Game()
-    first, second = game.networks.values()
-    out = first(BATCH.x), second(BATCH.x)
-    expected = torch.autograd.grad((out[0] - out[1]).square().mean(), list(first.parameters()))
-    game.once()
-    torch.testing.assert_close(tuple(game.reduced[0]["first"]), expected)
-
-
 @pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
 @pytest.mark.parametrize("parts", [2, 8])
 def test_parts_of_a_batch_have_its_mean_gradient_and_losses(parts: int, precision: str) -> None:
