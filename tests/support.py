@@ -297,6 +297,17 @@ class PoisoningLink(WrappedLink):
         return self._inner.upload(header, payload)
 
 
+def random_state(seed: int, layout: Layout) -> State:
+    """Normal values; counters are at the seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.tensor(seed)
+        if s.role is Role.COUNTER
+        else torch.randn(s.shape, generator=generator)
+        for name, s in layout.items()
+    }
+
+
 def encoded(state: State, layout: Layout) -> Payload:
     """A state in fp32."""
     return fp32().encode(state, {}, layout)[0]

@@ -12,7 +12,7 @@ import torch
 from fedwan.codecs import Codec, Payload, bf16, float4, fp32, int4, int8, topk2
 from fedwan.errors import FedwanError
 from fedwan.state import Layout, Role, State
-from tests.support import read_all, same_bits, spec
+from tests.support import random_state, read_all, same_bits, spec
 
 STATE = {"g/n": torch.tensor(3), "g/w": torch.tensor([1.0, -2.5])}
 LAYOUT = {"g/n": spec((), Role.COUNTER, torch.int64), "g/w": spec((2,))}
@@ -73,16 +73,6 @@ GROWN: Layout = {
 }
 
 
-def grown_state() -> State:
-    generator = torch.Generator().manual_seed(0)
-    return {
-        name: torch.tensor(5)
-        if s.role is Role.COUNTER
-        else torch.randn(s.shape, generator=generator)
-        for name, s in GROWN.items()
-    }
-
-
 class Gated(dict[str, torch.Tensor]):
     """Tensors that are made only once somebody opens the gate in front of them."""
 
@@ -97,7 +87,7 @@ class Gated(dict[str, torch.Tensor]):
 
 @every_codec
 def test_a_reader_decodes_each_tensor_before_the_next_one_is_made(codec: Codec) -> None:
-    state = grown_state()
+    state = random_state(5, GROWN)
     payload, _ = codec.encode(state, {}, GROWN)
     expected = codec.decode(payload, GROWN)
     gated, growing = Gated(state), codec.grow(GROWN)
@@ -121,7 +111,7 @@ def test_a_reader_decodes_each_tensor_before_the_next_one_is_made(codec: Codec) 
 
 
 def test_readers_are_told_that_encoding_failed_and_what_is_there_is_good() -> None:
-    codec, state = int4(), grown_state()
+    codec, state = int4(), random_state(5, GROWN)
     payload, _ = codec.encode(state, {}, GROWN)
     state["g/b"] = torch.zeros(8)
     growing = codec.grow(GROWN)
@@ -137,7 +127,7 @@ def test_readers_are_told_that_encoding_failed_and_what_is_there_is_good() -> No
 
 def test_the_checksum_tells_attempts_apart_and_is_of_the_bytes_where_they_are_known() -> None:
     assert len({int4().grow(GROWN).checksum for _ in range(9)}) == 9
-    state = grown_state()
+    state = random_state(5, GROWN)
     payloads = [int4().encode(state, {}, GROWN)[0] for _ in range(2)]
     trailer = int.from_bytes(read_all(payloads[0])[-8:], "little")
     assert [payload.checksum for payload in payloads] == [trailer, trailer]

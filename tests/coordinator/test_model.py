@@ -38,6 +38,7 @@ from tests.support import (
     DyingLink,
     Stopped,
     build_strategy,
+    random_state,
     run_tiny,
     same_bits,
     spec,
@@ -65,23 +66,17 @@ def strategy_of(name: str, down: str = "fp32") -> Strategy:
     return build_strategy(RECIPES[name], INNER, sites=2, h=1, down=down)
 
 
-def random_state(seed: int) -> State:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.tensor(seed)
-        if s.role is Role.COUNTER
-        else torch.randn(s.shape, generator=generator).abs()
-        for name, s in LAYOUT.items()
-    }
+def positive_state(seed: int) -> State:
+    return {name: value.abs() for name, value in random_state(seed, LAYOUT).items()}
 
 
 def make_model(strategy: Strategy) -> GlobalModel:
-    return GlobalModel(random_state(0), LAYOUT, strategy, HALF_LIFE)
+    return GlobalModel(positive_state(0), LAYOUT, strategy, HALF_LIFE)
 
 
 def advance(model: GlobalModel, seeds: range) -> None:
     for seed in seeds:
-        model.commit(model.fragments[0], random_state(seed), samples=30)
+        model.commit(model.fragments[0], positive_state(seed), samples=30)
 
 
 # Rounds ------------------------------------------------------------------------------------------
@@ -92,7 +87,7 @@ def test_global_weights_are_what_sites_decode(codec: Codec) -> None:
     model = make_model(strategy_of("diloco", down=codec.name))
     site = clone(model.state)
     for seed in range(1, 6):
-        payload = model.commit(model.fragments[0], random_state(seed), samples=30)
+        payload = model.commit(model.fragments[0], positive_state(seed), samples=30)
         for name, value in codec.decode_each(payload, LAYOUT):
             if LAYOUT[name].role is Role.PARAMETER:
                 site[name].add_(value)

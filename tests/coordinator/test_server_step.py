@@ -15,7 +15,7 @@ from fedwan.coordinator.server_step import ServerStep, mirror_inner, step_inner,
 from fedwan.errors import CheckpointError, ConfigError
 from fedwan.state import Layout, Role, State, clone, read_tensors, write_tensors
 from fedwan.workloads.optim import build_optimizer
-from tests.support import same_bits, spec
+from tests.support import random_state, same_bits, spec
 
 LAYOUT: Layout = {
     "discriminator/w": spec((3,)),
@@ -30,16 +30,6 @@ TRANSFORMS = {
 }
 
 
-def random_state(seed: int, layout: Layout = LAYOUT) -> State:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.tensor(seed)
-        if s.role is Role.COUNTER
-        else torch.randn(s.shape, generator=generator)
-        for name, s in layout.items()
-    }
-
-
 def advance(step: ServerStep, seeds: range, layout: Layout = LAYOUT) -> None:
     for seed in seeds:
         step.commit(plain(step.propose(random_state(seed, layout))))
@@ -49,8 +39,8 @@ def advance(step: ServerStep, seeds: range, layout: Layout = LAYOUT) -> None:
 
 
 def test_one_commit_moves_every_network_by_its_own_transform() -> None:
-    model = random_state(0)
-    before, delta = clone(model), random_state(1)
+    model = random_state(0, LAYOUT)
+    before, delta = clone(model), random_state(1, LAYOUT)
     step = step_outer(TRANSFORMS)(model, LAYOUT)
     proposal = step.propose(clone(delta))
     assert same_bits(model, before)  # a proposal moves nothing
@@ -90,11 +80,11 @@ KINDS = {
 def test_state_round_trips_and_goes_on_bit_for_bit(
     make: Callable[[State, Layout], ServerStep], tmp_path: Path
 ) -> None:
-    model = random_state(0)
+    model = random_state(0, LAYOUT)
     step = make(model, LAYOUT)
     advance(step, range(1, 5))
     for name in ("generator/n", "generator/running_mean"):
-        assert torch.equal(model[name], random_state(4)[name]), "set and not stepped"
+        assert torch.equal(model[name], random_state(4, LAYOUT)[name]), "set and not stepped"
     write_tensors(tmp_path / "state", step.state(), {})
     resumed = clone(model)
     again = make(resumed, LAYOUT)
@@ -103,7 +93,7 @@ def test_state_round_trips_and_goes_on_bit_for_bit(
     for each in (step, again):
         advance(each, range(5, 9))
     assert same_bits(model, resumed)
-    other = KINDS["adam" if make is KINDS["outer"] else "outer"](random_state(0), LAYOUT)
+    other = KINDS["adam" if make is KINDS["outer"] else "outer"](random_state(0, LAYOUT), LAYOUT)
     advance(other, range(1, 2))
     with pytest.raises(CheckpointError):
         step.load_state(other.state())
@@ -112,14 +102,14 @@ def test_state_round_trips_and_goes_on_bit_for_bit(
 def test_a_model_of_other_networks_is_refused() -> None:
     fewer = {"generator": TRANSFORMS["generator"]}
     with pytest.raises(ConfigError, match="steps generator but .* discriminator, generator"):
-        step_outer(fewer)(random_state(0), LAYOUT)
+        step_outer(fewer)(random_state(0, LAYOUT), LAYOUT)
     with pytest.raises(ConfigError, match="steps velocity but"):
-        mirror_inner({"velocity": InnerConfig()})(random_state(0), LAYOUT)
+        mirror_inner({"velocity": InnerConfig()})(random_state(0, LAYOUT), LAYOUT)
 
 
 def test_a_parameter_server_broadcasts_the_step_that_the_optimiser_takes() -> None:
     inner = {"discriminator": InnerConfig(lr=0.1), "generator": InnerConfig("sgd", 0.2, beta1=0.5)}
-    model, theirs = random_state(0), random_state(0)
+    model, theirs = random_state(0, LAYOUT), random_state(0, LAYOUT)
     step = step_inner(inner)(model, LAYOUT)
     parameters = [n for n, s in LAYOUT.items() if s.role is Role.PARAMETER]
     optimizers = [
@@ -127,7 +117,7 @@ def test_a_parameter_server_broadcasts_the_step_that_the_optimiser_takes() -> No
         for network, config in inner.items()
     ]
     for seed in range(1, 6):
-        gradient = random_state(seed)
+        gradient = random_state(seed, LAYOUT)
         for name in parameters:
             theirs[name].grad = gradient[name].clone()
         for optimizer in optimizers:
@@ -146,11 +136,11 @@ def test_a_mean_taken_for_several_contributions_is_stepped_as_often() -> None:
         "discriminator": outer.sgd(0.5),
         "generator": outer.delayed_nesterov(0.5, 0.5, every=3),
     }
-    once, thrice = random_state(0), random_state(0)
+    once, thrice = random_state(0, LAYOUT), random_state(0, LAYOUT)
     step = step_outer(transforms)(once, LAYOUT)
-    step.commit(plain(step.propose(random_state(1), times=3)))
+    step.commit(plain(step.propose(random_state(1, LAYOUT), times=3)))
     other = step_outer(transforms)(thrice, LAYOUT)
     for _ in range(3):
-        other.commit(plain(other.propose(random_state(1))))
+        other.commit(plain(other.propose(random_state(1, LAYOUT))))
     torch.testing.assert_close(once, thrice)
     assert same_bits(step.state(), other.state())

@@ -10,7 +10,7 @@ from fedwan.codecs import Codec, fp32, int4, topk2
 from fedwan.coordinator.merge import Merger
 from fedwan.doctor.sampling import Directions, Sample, Sampler, agreement_of, cosine_of
 from fedwan.state import Layout, Role, State
-from tests.support import spec
+from tests.support import random_state, spec
 
 LAYOUT: Layout = {
     "d/w": spec((30,)),
@@ -22,16 +22,11 @@ LAYOUT: Layout = {
 }
 
 
-def state(seed: int = 0) -> State:
-    generator = torch.Generator().manual_seed(seed)
-    return {n: torch.randn(s.shape, generator=generator) for n, s in LAYOUT.items()}
-
-
 @pytest.mark.parametrize("codec", [fp32(), int4(), topk2()], ids=lambda codec: codec.name)
 def test_a_coded_sample_is_that_of_what_is_decoded_and_changes_no_bit_of_what_is_merged(
     codec: Codec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    payload, _ = codec.encode(state(), {}, LAYOUT)
+    payload, _ = codec.encode(random_state(0, LAYOUT), {}, LAYOUT)
     expected, found = Sampler(LAYOUT).of(codec.decode(payload, LAYOUT)), Sample()
     assert [name for name, _ in Sampler(LAYOUT).tap(codec.read_each(payload, LAYOUT), found)]
     assert found.keys() == expected.keys() == {"d", "g"}
@@ -40,7 +35,7 @@ def test_a_coded_sample_is_that_of_what_is_decoded_and_changes_no_bit_of_what_is
     def merged() -> State:
         merger = Merger(LAYOUT)
         for seed in (1, 2, 3):
-            payload, _ = codec.encode(state(seed), {}, LAYOUT)
+            payload, _ = codec.encode(random_state(seed, LAYOUT), {}, LAYOUT)
             merger.add(codec.read_each(payload, LAYOUT), 1.0 + seed)
         return merger.take()
 
