@@ -15,23 +15,13 @@ from fedwan.coordinator.server_step import step_inner, step_outer
 from fedwan.fragments import whole
 from fedwan.link.base import Link
 from fedwan.protocol.policy import RoundPolicy
-from fedwan.rng import NamedGenerators
-from fedwan.state import State, state_of
+from fedwan.state import State
 from fedwan.strategy import Strategy
-from fedwan.workloads.base import keep_local
 from fedwan.workloads.optim import build_optimizer
-from tests.support import (
-    ADAM,
-    NET,
-    Ran,
-    TinyWorkload,
-    WrappedLink,
-    run_tiny,
-    tiny_config,
-    tiny_shard,
-)
+from tests.strategies import test_golden
+from tests.support import ADAM, BATCH, NET, Ran, WrappedLink, run_tiny, tiny_config
 
-SITES, H, BATCH = 3, 4, 5
+SITES, H = 3, 4
 LR, MOMENTUM = 0.6, 0.9
 UNEVEN = (0, 1, 2, 2, 0, 2, 1, 2, 0, 2, 1, 0)
 """Who contributes, one after the other: the third site is fast, the second slow."""
@@ -111,14 +101,11 @@ class _Turned(WrappedLink):
             self._turnstile.leave()
 
 
-class Site:
-    """A site of the reference loop."""
+class Site(test_golden.Site):
+    """A site of the reference loop, and what it started from."""
 
     def __init__(self, index: int) -> None:
-        self.workload = TinyWorkload(NET)
-        self.rng = NamedGenerators(0, f"s{index + 1}")
-        self.stream = tiny_shard(index).loader(BATCH, self.rng["data"])
-        self.weights: State = dict(state_of(self.workload.networks))
+        super().__init__(index, NET)
         self.base = {name: value.clone() for name, value in self.weights.items()}
         self.version = 0
 
@@ -132,7 +119,7 @@ class Site:
 def run(strategy: Strategy, folder: Path, order: Sequence[int], free: int = 0) -> Ran:
     """A run whose contributions come in a given order, after `free` rounds of all sites."""
     steps = strategy.h * (len(order) // SITES + free)
-    config = tiny_config(sites=SITES, h=strategy.h, steps=steps, data={"batch": BATCH})
+    config = tiny_config(sites=SITES, h=strategy.h, steps=steps)
     ran = run_tiny(folder, config, strategy, wrap=Turnstile(order, free).wrap)
     assert len(ran.hashes) == 1
     return ran
@@ -160,7 +147,7 @@ def test_async_diloco_follows_the_equations(tmp_path: Path) -> None:
     for arrived, index in enumerate(UNEVEN, 1):
         site = sites[index]
         for _ in range(H):
-            site.workload.step(site.stream.__next__(), site.rng, keep_local)
+            site.step()
         staleness.append(arrived - 1 - site.version)
         for name, value in theta.items():
             delta = site.base[name] - site.weights[name]
@@ -201,7 +188,7 @@ def test_parameter_server_follows_the_equations(tmp_path: Path) -> None:
     optimizer = build_optimizer(ADAM, list(theta.values()))
     for arrived, index in enumerate(UNEVEN, 1):
         site = sites[index]
-        site.workload.step(site.stream.__next__(), site.rng, keep_local)
+        site.step()
         network = site.workload.networks["velocity"]
         for name, parameter in network.named_parameters():
             assert parameter.grad is not None
