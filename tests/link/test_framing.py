@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -165,16 +165,9 @@ def test_a_chunk_is_packed_once_for_all_sites() -> None:
     data = coded("int4")
     reads: list[int] = []
     once = PackedOnce()
-    found: list[Chunk] = []
-
-    def ask() -> None:
-        found.append(once.chunk(1, 0, lambda: reads.append(0) or data))
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        ask = lambda _: once.chunk(1, 0, lambda: reads.append(0) or data)  # noqa: E731
+        found = list(pool.map(ask, range(8)))
     assert len(reads) == 1 and len(found) == 8 and len(set(map(id, found))) == 1
     assert bytes(unpack(found[0], MOST)) == data
     other = once.chunk(2, 0, lambda: coded("bf16"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +84,8 @@ def test_threads_never_mix_their_lines_and_a_row_that_lacks_a_field_is_none(path
         for version in range(1, 101):
             recorder.write(round_row(version, site))
 
-    threads = [threading.Thread(target=write, args=(f"s{k}",)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, ("s1", "s2", "s3", "s4")))
     with pytest.raises(TypeError):
         recorder.write({"kind": "round", "site": "s1"})
     recorder.close()
