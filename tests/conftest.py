@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +34,20 @@ def _as_many_threads_as_before() -> Iterator[None]:
     """Who computes in more threads, as benchmarks do, leaves the tests that follow alone."""
     yield
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def no_recipes() -> Iterator[None]:
+    """As in a process that has imported no app; what is imported meanwhile is forgotten."""
+
+    def forget() -> dict[str, Any]:
+        names = [n for n in sys.modules if n.partition(".")[0] in ("sites", "strategies")]
+        return {name: sys.modules.pop(name) for name in names}
+
+    others = forget()
+    yield
+    forget()
+    sys.modules.update(others)
 
 
 def pytest_collection_finish() -> None:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from fedwan.files import replace_bytes
 from fedwan.fragments import whole
 from fedwan.link import certificates, pki
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.base import PROTOCOL
+from fedwan.link.base import PROTOCOL, Link
 from fedwan.link.client import GrpcLink
 from fedwan.link.rpc import ByteCounter, Stub
 from fedwan.link.server import DataPlane
@@ -36,6 +36,7 @@ from fedwan.protocol.registry import Registry
 from fedwan.state import Layout, Role, State, TensorSpec, hash_state, layout_to_json
 from fedwan.strategy import Strategy
 from tests.proxies import FlakyProxy, flaky_proxy
+from tests.support import hub_of
 from tests.support import read_all as read_all  # for tests of the link
 
 RUN = "run-1"
@@ -201,6 +202,26 @@ def joined_through_proxy(
         yield link, proxy
 
 
+class Wires(ExitStack):
+    """Real links to a simulated run's coordinator, one of them through a proxy."""
+
+    def __init__(self, identities: Path, proxied: str = "") -> None:
+        super().__init__()
+        self.proxy: FlakyProxy | None = None
+        self._identities, self._proxied = identities, proxied
+        self._lock, self._port = threading.Lock(), 0
+
+    def wrap(self, name: str, link: Link) -> Link:
+        with self._lock:
+            if not self._port:
+                plane = self.enter_context(serving(hub_of(link), self._identities, num_sites=3))
+                self._port = plane.port
+                if self._proxied:
+                    self.proxy = self.enter_context(flaky_proxy(self._port))
+            port = self.proxy.port if self.proxy and name == self._proxied else self._port
+            return self.enter_context(dialling(port, self._identities / name, chunk_bytes=1 << 10))
+
+
 def await_control(bench: Bench, link: GrpcLink, site: str) -> None:
     """Until a site's Control stream stands: a server stopped while it opens might not end it."""
     link.heartbeat(1)
@@ -213,6 +234,13 @@ def stub_of(port: int, folder: Path) -> Iterator[Stub]:
     credentials = Identity.load(folder).grpc_channel_credentials()
     with grpc.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
         yield Stub(channel, ByteCounter(), f"127.0.0.1:{port}")
+
+
+class Failure(grpc.RpcError):
+    """A call that failed."""
+
+    def __init__(self, code: grpc.StatusCode, text: str = "text") -> None:
+        self.code, self.details = lambda: code, lambda: text
 
 
 def eventually(condition: Callable[[], Any], within_s: float = 5.0) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +22,7 @@ from fedwan.codecs.payload import Source
 from fedwan.config import Config, InnerConfig, merge
 from fedwan.coordinator import federation
 from fedwan.coordinator.intake import Upload
+from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.servicer import Servicer
 from fedwan.data import InMemory, Shard
 from fedwan.link import wire_pb2 as wire
@@ -229,6 +232,24 @@ class WrappedLink:
 
 class Stopped(Exception):  # noqa: N818
     """A site has died, and a run in one process with it."""
+
+
+class Killed(BaseException):
+    """The coordinator's process ends."""
+
+
+@contextmanager
+def killed_after(version: int) -> Iterator[None]:
+    """The coordinator of the run in here is killed after a version."""
+    after = CoordinatedRun._after_version
+
+    def die(run: CoordinatedRun, model: Any, before: int) -> None:
+        after(run, model, before)
+        if model.version == version:
+            raise Killed
+
+    with patch.object(CoordinatedRun, "_after_version", die), pytest.raises(Killed):
+        yield
 
 
 class DyingLink(WrappedLink):

@@ -45,7 +45,7 @@ def build(config):
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def root(no_recipes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An app of the user's own, as the present folder of a process that has imported no other."""
     for folder, name, text in [
         ("sites", "mine", WORKLOAD),
@@ -59,17 +59,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ]:
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / f"{name}.py").write_text(text)
-
-    def forget() -> dict[str, object]:
-        names = [name for name in sys.modules if name.split(".")[0] in ("sites", "strategies")]
-        return {name: sys.modules.pop(name) for name in names}
-
-    others = forget()
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    forget()
-    sys.modules.update(others)  # type: ignore[arg-type]
+    return tmp_path
 
 
 def load_run(*words: str) -> Config:

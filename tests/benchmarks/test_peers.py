@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,21 +33,11 @@ LINK = WanLink(rate_mbit=200, rtt_ms=100)
 
 
 @pytest.fixture
-def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def app(no_recipes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The benchmark's app, entered as its processes enter it; nothing of it is left behind."""
-
-    def recipes() -> list[str]:
-        return [n for n in sys.modules if n.partition(".")[0] in ("sites", "strategies")]
-
-    threads = torch.get_num_threads()
-    kept = {name: sys.modules.pop(name) for name in recipes()}
     monkeypatch.syspath_prepend(str(folder := lay_app(tmp_path / "app")))
     monkeypatch.chdir(folder)
     yield folder
-    for name in recipes():
-        del sys.modules[name]
-    sys.modules.update(kept)
-    torch.set_num_threads(threads)
     STOPWATCH.forget()
     STOPWATCH.nominal_s = None
 

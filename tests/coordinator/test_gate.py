@@ -11,11 +11,10 @@ from torch import Tensor
 
 from fedwan.codecs.payload import Source
 from fedwan.config import Config
-from fedwan.coordinator.run import CoordinatedRun
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
 from fedwan.state import Role
-from tests.support import Ran, RewritingLink, run_tiny, tiny_config
+from tests.support import Ran, RewritingLink, killed_after, run_tiny, tiny_config
 
 ODD = "s3"
 
@@ -91,23 +90,9 @@ def test_a_hostile_site_does_not_end_the_run_of_a_quorum(tmp_path: Path) -> None
     assert late == {"s1", "s2", "s4"}
 
 
-class Killed(BaseException):
-    """The coordinator's process ends."""
-
-
-def test_a_coordinator_that_was_killed_refuses_what_it_would_have_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    after = CoordinatedRun._after_version
-
-    def die(self: CoordinatedRun, model: Any, before: int) -> None:
-        after(self, model, before)
-        if model.version == 5:
-            raise Killed
-
+def test_a_coordinator_that_was_killed_refuses_what_it_would_have_refused(tmp_path: Path) -> None:
     config = four_sites(checkpoint={"every": 1})
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(CoordinatedRun, "_after_version", die)
+    with killed_after(5):
         run_tiny(tmp_path, config, norm=True)
     run = ran(tmp_path, config, lambda link: GrowingLink(link, range(5, 6)), resume=True)
     (text,) = run.events("rejected")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,13 @@ from fedwan.coordinator.masked import MaskedMerger
 from fedwan.errors import ConfigError, PayloadError, UserError
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.base import Link
-from fedwan.link.server import DataPlane
 from fedwan.link.tls import Identity
 from fedwan.protocol.registry import Registry
 from fedwan.protocol.round import Key
 from fedwan.simulation import Absence
 from fedwan.site.masker import Masker
-from tests.planes import dialling, layout_of_size, serving
-from tests.support import NET, DyingLink, Stopped, hub_of, run_tiny, tiny_config
+from tests.planes import Wires, layout_of_size
+from tests.support import NET, DyingLink, Stopped, run_tiny, tiny_config
 
 
 def config_of(strategy: str = "diloco", **sections: Any) -> Config:
@@ -151,17 +148,9 @@ def test_keys_that_would_end_other_sites_are_refused(
 def test_over_real_connections_a_run_under_masks_ends_on_the_same_bits(
     tmp_path: Path, identities: Path
 ) -> None:
-    planes: list[DataPlane] = []
-    with ExitStack() as stack:
-
-        def wrap(name: str, link: Link) -> Link:
-            if not planes:
-                planes.append(stack.enter_context(serving(hub_of(link), identities, num_sites=3)))
-            return stack.enter_context(dialling(planes[0].port, identities / name))
-
-        cut = {"stream": {"fragments": 2, "tau": 1}}
-        config = config_of("streaming_diloco", h=4, **cut)
-        ran = run_tiny(tmp_path / "wire", config, wrap=wrap)
+    config = config_of("streaming_diloco", h=4, stream={"fragments": 2, "tau": 1})
+    with Wires(identities) as wires:
+        ran = run_tiny(tmp_path / "wire", config, wrap=wires.wrap)
     (sha256,) = ran.hashes
     assert run_tiny(tmp_path / "loop", config).hashes == {sha256}
 

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,36 +27,8 @@ from fedwan.strategy import Strategy
 from strategies import diloco
 from tests.cli.conftest import Command
 from tests.cli.conftest import fedwan as fedwan
-from tests.planes import Bench, dialling, eventually, in_thread, serving
-from tests.proxies import FlakyProxy, flaky_proxy
-from tests.support import NET, TinyWorkload, hub_of, run_tiny, take_part, tiny_config
-
-
-class Wires:
-    """Real links to a simulated run's coordinator, one of them through a proxy."""
-
-    def __init__(self, identities: Path, proxied: str = "") -> None:
-        self.proxy: FlakyProxy | None = None
-        self._identities, self._proxied = identities, proxied
-        self._lock, self._stack, self._port = threading.Lock(), ExitStack(), 0
-
-    def wrap(self, name: str, link: Link) -> Link:
-        with self._lock:
-            if not self._port:
-                plane = self._stack.enter_context(serving(hub_of(link), self._identities))
-                self._port = plane.port
-                if self._proxied:
-                    self.proxy = self._stack.enter_context(flaky_proxy(plane.port))
-            port = self.proxy.port if self.proxy and name == self._proxied else self._port
-            return self._stack.enter_context(
-                dialling(port, self._identities / name, chunk_bytes=1 << 10)
-            )
-
-    def __enter__(self) -> Wires:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+from tests.planes import Bench, Wires, dialling, eventually, in_thread, serving
+from tests.support import NET, TinyWorkload, run_tiny, take_part, tiny_config
 
 
 def test_a_run_over_mutual_tls_gives_the_same_bits_though_connections_break(

@@ -8,14 +8,10 @@ import pytest
 from fedwan.errors import FedwanError, IdentityError, LinkLost, PayloadError, SessionLost
 from fedwan.link import rpc
 from fedwan.link.rpc import LONGEST_WAIT_S, Patience
+from tests.planes import Failure
 
 Code = grpc.StatusCode
 DAMAGED = "chunk at 0 was damaged on the way"
-
-
-class Failure(grpc.RpcError):
-    def __init__(self, code: grpc.StatusCode, text: str = "text") -> None:
-        self.code, self.details = lambda: code, lambda: text
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from fedwan.link.rpc import (
 )
 from tests.planes import (
     Bench,
+    Failure,
     await_control,
     dialling,
     eventually,
@@ -257,14 +258,6 @@ def test_all_channels_fetch_before_the_first_chunk_has_come(
         assert delivery.payload is not None and delivery.payload.num_bytes == payload.num_bytes
 
 
-class Broken(grpc.RpcError):
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.UNAVAILABLE
-
-    def details(self) -> str:
-        return "cut"
-
-
 def test_a_download_is_whole_though_a_stream_broke_behind_its_last_chunk(
     tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,7 +268,7 @@ def test_a_download_is_whole_though_a_stream_broke_behind_its_last_chunk(
 
     def breaks_at_its_end(address: str, call: Any) -> Iterator[Any]:
         yield from messages(address, call)
-        raise Broken
+        raise Failure(grpc.StatusCode.UNAVAILABLE)
 
     monkeypatch.setattr(transfers, "messages", breaks_at_its_end)
     with joined(bench, identities, channels=2) as link:

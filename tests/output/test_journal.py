@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from fedwan.coordinator.model import CHECKPOINT
-from fedwan.coordinator.run import CoordinatedRun
 from fedwan.errors import FedwanError
 from fedwan.output import journal
 from fedwan.output.journal import JOURNAL, Journal, verify
@@ -23,13 +22,9 @@ from fedwan.output.records import Recorder
 from fedwan.state import read_tensors, write_tensors
 from tests.output.runs import FakeTotals, event_row
 from tests.planes import in_thread
-from tests.support import run_tiny, tiny_config
+from tests.support import killed_after, run_tiny, tiny_config
 
 KINDS = "start join contribution version checkpoint warning resume leave lost rejected done".split()
-
-
-class Killed(BaseException):
-    """The coordinator's process ends."""
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +32,7 @@ def killed_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A run whose coordinator is killed after version 3, with version 2 saved, and resumed."""
     folder = tmp_path_factory.mktemp("runs") / "killed"
     config = tiny_config(h=2, steps=10, checkpoint={"every": 2})
-    after = CoordinatedRun._after_version
-
-    def die(self: CoordinatedRun, model: Any, before: int) -> None:
-        after(self, model, before)
-        if model.version == 3:
-            raise Killed
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(CoordinatedRun, "_after_version", die)
+    with killed_after(3):
         run_tiny(folder, config)
     with (folder / JOURNAL).open("a") as file:
         file.write('{"kind":"event","event":"ver')
