@@ -56,11 +56,8 @@ def test_words_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> 
     [
         # An unknown key names the nearest valid one.
         ("stepz=5", "'stepz' (= 5); did you mean 'steps'?"),
-        ("site=5", "did you mean 'sites'?"),
         ("codec.upp=bf16", "'codec.upp' (= 'bf16'); did you mean 'codec.up'?"),
         ("outer.generator.learning_rate=0.3", "in 'outer.generator' there are lr, momentum"),
-        ("inner.velocity.betas=1", "did you mean 'inner.velocity.beta2'?"),
-        ("data.qqq=1", "in 'data' there are name, split, batch"),
         # A value of another type.
         ("steps=many", "steps: Value 'many' of type 'str' could not be converted to Integer"),
         ("steps=", "steps has no value; give one"),
@@ -69,7 +66,6 @@ def test_words_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> 
         ("site_names=a,b", "write it like [paris,rome]"),
         ("data=digits", "data = 'digits' is a section, not a setting; it holds data.name"),
         ("outer.lr=0.3", "did you mean 'outer.NETWORK.lr'?"),
-        ("outer=0.5", "it holds outer.NETWORK.lr, outer.NETWORK.momentum"),
         ("model=3", "it holds model.NAME"),
         ("h", "'h' is no key=value"),
         ("steps={a", "steps = '{a' cannot be parsed"),
@@ -86,20 +82,16 @@ def test_words_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> 
         ("link.listen=nowhere", "link.listen = 'nowhere' is no host:port"),
         ("link.listen=a:1 link.door=a:1", "link.door = 'a:1' is link.listen as well"),
         ("data.size=7", "data.size = 7 is out of range; choose 0, or 8 to 1024"),
-        ("link.congestion=brr", "link.congestion = 'brr' is none of auto, bbr, cubic, system"),
         ("inner.g.name=sgd inner.g.beta2=0.5", "inner.g.beta2 = 0.5 needs another optimiser"),
         ("round.quorum=5", "round.quorum = 5 is out of range; choose 0 to sites"),
         ("round.merge=mean:2", "'mean:2' is none of mean"),
         ("round.merge=krum:0", "'krum:0' is none of"),
-        ("round.merge=avg", "round.merge = 'avg' is none of mean, trimmed_mean"),
         ("inner.g.lr=0", "inner.g.lr = 0.0 is out of range; choose more than 0"),
-        ("device=gpu", "device = 'gpu' is none of auto, cpu, cuda"),
         ("log.wandb=onlin", "did you mean 'online'?"),
         ("out=", "out = '' says nothing"),
         ("sites=3 site_names=[a,b]", "site_names holds 2 names for sites = 3"),
         ("sites=2 site_names=[a,a]", "site_names holds 'a' twice"),
         ("sites=2 site_names=[a,../b]", "site_names holds '../b', which is no DNS label"),
-        ("sites=1 site_names=[coordinator]", "'coordinator', which is reserved"),
     ],
 )
 def test_a_users_mistake_is_one_line_that_names_key_value_and_mend(words: str, says: str) -> None:

@@ -89,7 +89,6 @@ def test_under_instance_norm_an_image_is_made_and_judged_whatever_lies_beside_it
     [
         ("photo_edges", {"width": 0}, "model.width = 0 is out of range"),
         ("photo_edges", {"depth": 6}, "depth = 6 halves .* photo_edges allow; choose 5 or less"),
-        ("photo_edges", {"dropout": 1.0}, "model.dropout = 1.0 is out of range"),
         ("photo_edges", {"statistics": "runing"}, "= 'runing' .* did you mean 'running'"),
         ("photo_edges", {"norm": "instance", "statistics": "running"}, "needs model.norm=batch"),
         ("digits", {}, "'digits' holds no pairs .* learns from; set data.name=photo_edges"),
