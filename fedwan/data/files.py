@@ -29,6 +29,7 @@ from fedwan.config import DataConfig
 from fedwan.data.sources import PAIRS, parse_classes, parse_split, size_of, split_indices
 from fedwan.errors import ConfigError
 from fedwan.extras import require
+from fedwan.rng import derive_seed
 from fedwan.workloads.base import Batch
 
 _log = logging.getLogger(__name__)
@@ -130,7 +131,7 @@ class Files:
 
     @property
     def held_out(self) -> Any:
-        """All that is held out, decoded once: a batch on the CPU."""
+        """All that is held out, in no order, decoded once: a batch on the CPU."""
         return _held_out(self)
 
     @cached_property
@@ -235,6 +236,9 @@ class Pictures(Dataset[Any]):
 @lru_cache(maxsize=1)
 def _held_out(files: Files) -> Any:
     chosen = files.is_held_out.nonzero().squeeze(1)
+    # In no order, so that the first few are of all folders.
+    generator = torch.Generator().manual_seed(derive_seed("files", "held out"))
+    chosen = chosen[torch.randperm(len(chosen), generator=generator)]
     return default_collate(list(files.samples(chosen.tolist())))
 
 

@@ -130,6 +130,14 @@ def test_sites_share_out_the_files_and_hold_out_the_same_ones(tmp_path: Path, na
     assert not seen[0] & seen[1] and not held & (seen[0] | seen[1])
 
 
+def test_the_first_few_that_are_held_out_are_of_all_folders(tmp_path: Path) -> None:
+    write_folder(tmp_path, range(240), CLASSES)
+    y = open_one(config(tmp_path, classes="cat,dog")).held_out.y
+    assert len(y) == 24
+    for half in y.chunk(2):
+        assert 2 < int(half.sum()) < 10
+
+
 def captioned(path: Path) -> None:
     write_folder(path, range(NUM))
     rows = [{"file_name": file.name, "text": f"crop {file.stem}"} for file in path.iterdir()]
