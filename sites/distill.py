@@ -30,7 +30,7 @@ from torch import Tensor
 from fedwan.config import Config, InnerConfig
 from fedwan.data import source_of
 from fedwan.errors import ConfigError
-from fedwan.metrics import NUM_DRAWS, measure_quality
+from fedwan.metrics import measure_quality, num_generated
 from fedwan.models.velocity import build_velocity
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads import flow
@@ -226,10 +226,9 @@ class Distill(Descent):
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """And the teacher's: in the steps of its own run, and in as few as the student takes."""
-        num, seed = NUM_DRAWS * len(real.x), derive_seed(seed, "evaluate")
-        measure = partial(
-            measure_quality, self.config.data.name, real, features=self.config.eval.features
-        )
+        name, seed = self.config.data.name, derive_seed(seed, "evaluate")
+        num = num_generated(name, len(real.x))
+        measure = partial(measure_quality, name, real, features=self.config.eval.features)
         if (key := (seed, num)) not in self.teacher_figures:
             sigmas = flow.flow_sigmas(self.origin.euler_steps, self.origin.shift).to(self.device)
             ways = {"": flow.EulerSolver(sigmas), "_few": self._phases.jumps}

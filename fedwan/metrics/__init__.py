@@ -1,5 +1,10 @@
 """Quality of samples: distances and their floors, precision, recall, coverage, classes, modes."""
 
-from fedwan.metrics.quality import NUM_DRAWS, measure_quality, measure_translation
+from fedwan.metrics.quality import (
+    NUM_DRAWS,
+    measure_quality,
+    measure_translation,
+    num_generated,
+)
 
-__all__ = ["NUM_DRAWS", "measure_quality", "measure_translation"]
+__all__ = ["NUM_DRAWS", "measure_quality", "measure_translation", "num_generated"]

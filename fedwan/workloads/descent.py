@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwan.config import Config
-from fedwan.metrics import NUM_DRAWS, measure_quality
+from fedwan.metrics import measure_quality, num_generated
 from fedwan.rng import NamedGenerators, derive_seed
 from fedwan.site.group import local
 from fedwan.workloads.base import Batch, Reduce
@@ -92,8 +92,9 @@ class Descent(ABC):
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """See `fedwan.metrics.measure_quality`; of samples that are made of noise and weights."""
-        generated = self.sample(NUM_DRAWS * len(real.x), derive_seed(seed, "evaluate"))
         config = self.config
+        num = num_generated(config.data.name, len(real.x))
+        generated = self.sample(num, derive_seed(seed, "evaluate"))
         return measure_quality(config.data.name, real, generated, config.eval.features)
 
     def descend(

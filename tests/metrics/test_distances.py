@@ -13,6 +13,7 @@ from scipy.linalg import sqrtm
 from torch import Tensor
 
 from fedwan.errors import FedwanError, PayloadError
+from fedwan.metrics import measure_quality, num_generated
 from fedwan.metrics.distances import (
     Moments,
     compare,
@@ -25,7 +26,6 @@ from fedwan.metrics.distances import (
     pack_comparisons,
     unpack_comparisons,
 )
-from fedwan.metrics.quality import NUM_DRAWS, measure_quality
 from fedwan.state import State
 from fedwan.workloads.base import Batch
 
@@ -137,7 +137,7 @@ def test_sites_that_each_lack_what_the_others_have_are_well_served_by_all_of_it(
 def test_those_of_one_site_are_the_figures_that_it_measured() -> None:
     generator = torch.Generator().manual_seed(0)
     real = torch.rand(25, 3, 12, 12, generator=generator) * 2 - 1
-    made = torch.rand(NUM_DRAWS * 25, 3, 12, 12, generator=generator) - 1
+    made = torch.rand(num_generated("folder", 25), 3, 12, 12, generator=generator) - 1
     figures = measure_quality("folder", Batch(real, torch.zeros(25, dtype=torch.int64)), made)
     merged = merge_comparisons([unpack_comparisons(figures.pop("moments"))])
     assert merged["fd"] == pytest.approx(figures["fd"], rel=1e-4)

@@ -59,7 +59,7 @@ def test_the_distance_is_that_of_its_features_as_they_are(tmp_path: Path) -> Non
     path = script(Means(), tmp_path / "net.pt")
     see = load_network(path, CPU)
     batch = Batch(IMAGES[:40], torch.zeros(40, dtype=torch.int64))
-    found = measure_quality("folder", batch, IMAGES[:120] * 0.5, path)
+    found = measure_quality("folder", batch, IMAGES[:60] * 0.5, path)
     assert found["num_real"] == 20 and "moments" not in found
     assert found["fd"] > 0 and found["fd_floor"] > 0
     # Of digits and the like the held-out samples are compared whole.

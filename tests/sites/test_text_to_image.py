@@ -117,6 +117,18 @@ def test_pictures_and_captions_are_encoded_once(
     assert set(first.workload.evaluate(first.shard.held_out, 0)) >= {"fd", "fd_floor", "moments"}
 
 
+def test_quality_is_measured_on_held_out_captions_in_turn_and_no_picture_more(
+    pipeline: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, asked = Trained(config(pipeline, pictures), tmp_path, steps=0), []
+    made = run.workload._of
+    monkeypatch.setattr(run.workload, "_of", lambda rows: asked.append(rows) or made(rows))
+    held_out = run.shard.held_out
+    run.workload.evaluate(held_out, 0)
+    captions = torch.cat(asked[::2])  # between them: of none, for guidance
+    assert torch.equal(captions, held_out.y.repeat(2)[:18])
+
+
 def test_a_run_ends_with_an_adapter_which_alone_travels(
     pipeline: Path, pictures: Path, tmp_path: Path
 ) -> None:
