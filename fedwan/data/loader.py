@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.data import Dataset, IterableDataset, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -34,7 +34,7 @@ warnings.filterwarnings("ignore", "'set_vital' is deprecated")
 
 
 class InMemory(Dataset[Any]):
-    """A data set whose samples are the rows of tensors: a pytree of at least one."""
+    """A data set whose samples are the rows of tensors, a pytree of at least one, and of texts."""
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch
@@ -43,12 +43,26 @@ class InMemory(Dataset[Any]):
         return len(first_leaf(self.batch))
 
     def __getitem__(self, place: int) -> Any:
-        return tree_map_only(Tensor, lambda leaf: leaf[place], self.batch)
+        return self._map(lambda leaf: leaf[place])
 
     def take(self, places: Tensor) -> Any:
         """The rows at some places, (n,) int64, as a batch."""
-        places = places.to(first_leaf(self.batch).device)
-        return tree_map_only(Tensor, lambda leaf: leaf[places], self.batch)
+        places, numbers = places.to(first_leaf(self.batch).device), places.tolist()
+        return self._map(
+            lambda leaf: leaf[places] if isinstance(leaf, Tensor) else [leaf[p] for p in numbers]
+        )
+
+    def _map(self, rows: Callable[[Any], Any]) -> Any:
+        """Of each tensor and list of text; all else as it is."""
+        return tree_map(
+            lambda leaf: rows(leaf) if isinstance(leaf, Tensor) or _is_text(leaf) else leaf,
+            self.batch,
+            is_leaf=_is_text,
+        )
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(part, str) for part in value)
 
 
 def first_leaf(batch: Any) -> Tensor:

@@ -83,6 +83,14 @@ def test_each_epoch_is_a_permutation_batches_are_full_and_resume_bit_for_bit(
     assert torch.equal(take(resumed, 7), rest)
 
 
+def test_captions_in_memory_are_taken_with_their_samples() -> None:
+    held = InMemory({"x": torch.arange(3), "pair": [torch.arange(3)], "caption": ["a", "b", "c"]})
+    batch = held.take(torch.tensor([2, 0]))
+    assert batch["x"].tolist() == batch["pair"][0].tolist() == [2, 0]
+    assert batch["caption"] == ["c", "a"] and held[1]["caption"] == "b"
+    assert set(next(loader(held, 3))["caption"]) == {"a", "b", "c"}
+
+
 def test_the_state_of_another_shard_is_refused() -> None:
     source = numbers(10, 4)
     take(source, 1)
