@@ -198,13 +198,16 @@ class Diffusion(Simple):
 
     def _draw(self, num: int, seed: int) -> Tensor:
         """From fixed noise, (num, channels, height, width); as many of each class."""
+        return self.sample_like(flow.balanced_labels(num, max(1, self._told), seed), seed)
+
+    @torch.no_grad()
+    def sample_like(self, labels: Tensor, seed: int) -> Tensor:
+        """See `Descent`."""
         noise = torch.Generator().manual_seed(derive_seed(seed, "sample"))
-        order = torch.Generator().manual_seed(derive_seed(seed, "labels"))
-        noises = torch.randn(num, *self.parts.shape, generator=noise).to(self.device)
-        labels = flow.balanced_labels(num, max(1, self._told), order).to(self.device)
+        noises = torch.randn(len(labels), *self.parts.shape, generator=noise).to(self.device)
         made = []
         for x, y in zip(noises.split(AT_ONCE), labels.split(AT_ONCE), strict=True):
-            predict = partial(self._predict, labels=y)
+            predict = partial(self._predict, labels=y.to(self.device))
             made.append(self._denoising.sample(predict, x, self.parts.model.sampling_steps))
         return clamp_images(torch.cat(made))
 

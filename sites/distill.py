@@ -30,7 +30,7 @@ from torch import Tensor
 from fedwan.config import Config, InnerConfig
 from fedwan.data import source_of
 from fedwan.errors import ConfigError
-from fedwan.metrics import measure_quality, num_generated
+from fedwan.metrics import measure_quality
 from fedwan.models.velocity import build_velocity
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads import flow
@@ -194,7 +194,14 @@ class Distill(Descent):
 
     def sample(self, num: int, seed: int) -> Tensor:
         """Samples of the student from fixed noise, (num, …); as many of each class, if told."""
-        return self._sample("student", self._phases.jumps, num, seed)
+        return self.sample_like(self._balanced(num, seed), seed)
+
+    def sample_like(self, labels: Tensor, seed: int) -> Tensor:
+        """See `Descent`."""
+        return self._sample("student", self._phases.jumps, labels, seed)
+
+    def _balanced(self, num: int, seed: int) -> Tensor:
+        return flow.balanced_labels(num, max(1, self.num_classes), seed)
 
     @torch.no_grad()
     def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
@@ -220,29 +227,31 @@ class Distill(Descent):
     def _spread(self, num: int) -> Tensor:
         seed = derive_seed(self.config.seed, "spread")
         if num not in self.teacher_spreads:
-            samples = self._sample("teacher", self._phases.solver, num, seed)
+            labels = self._balanced(num, seed)
+            samples = self._sample("teacher", self._phases.solver, labels, seed)
             self.teacher_spreads[num] = spread(samples)
         return spread(self.sample(num, seed)) / self.teacher_spreads[num]
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """And the teacher's: in the steps of its own run, and in as few as the student takes."""
-        name, seed = self.config.data.name, derive_seed(seed, "evaluate")
-        num = num_generated(name, len(real.x))
-        measure = partial(measure_quality, name, real, features=self.config.eval.features)
-        if (key := (seed, num)) not in self.teacher_figures:
+        labels, seed = self._labels(real), derive_seed(seed, "evaluate")
+        measure = partial(
+            measure_quality, self.config.data.name, real, features=self.config.eval.features
+        )
+        if (key := (seed, len(labels))) not in self.teacher_figures:
             sigmas = flow.flow_sigmas(self.origin.euler_steps, self.origin.shift).to(self.device)
             ways = {"": flow.EulerSolver(sigmas), "_few": self._phases.jumps}
-            made = {name: self._sample("teacher", way, num, seed) for name, way in ways.items()}
+            made = {n: self._sample("teacher", way, labels, seed) for n, way in ways.items()}
             self.teacher_figures[key] = {
                 f"teacher{name}_fd": measure(generated=samples)["fd"]
                 for name, samples in made.items()
             }
-        return measure(generated=self.sample(num, seed)) | self.teacher_figures[key]
+        return measure(generated=self.sample_like(labels, seed)) | self.teacher_figures[key]
 
-    def _sample(self, name: str, solver: flow.EulerSolver, num: int, seed: int) -> Tensor:
+    def _sample(self, name: str, solver: flow.EulerSolver, labels: Tensor, seed: int) -> Tensor:
         """Of the teacher, guided, or of the student."""
         told = (self.num_classes, self.model.guidance if name == "teacher" else 1.0)
-        return flow.sample_flow(self.networks[name], solver, self.shape, num, seed, *told)
+        return flow.sample_flow(self.networks[name], solver, self.shape, labels, seed, *told)
 
     def _told(self, batch: Batch) -> list[Tensor]:
         return [batch.y] if self.num_classes else []

@@ -170,11 +170,15 @@ class Flow(Simple):
 
     def _draw(self, num: int, seed: int) -> Tensor:
         """Samples from fixed noise, (num, …); as many of each class, if classes are told."""
+        return self.sample_like(flow.balanced_labels(num, max(1, self.num_classes), seed), seed)
+
+    def sample_like(self, labels: Tensor, seed: int) -> Tensor:
+        """See `Descent`."""
         sigmas = flow.flow_sigmas(self.model.euler_steps, self.model.shift).to(self.device)
         told = (self.num_classes, self.model.guidance)
         network, solver = self.networks["velocity"], flow.EulerSolver(sigmas)
-        velocity = partial(forward_drawn, network, draw_experts(network, num, seed))
-        return flow.sample_flow(velocity, solver, self.shape, num, seed, *told)
+        velocity = partial(forward_drawn, network, draw_experts(network, len(labels), seed))
+        return flow.sample_flow(velocity, solver, self.shape, labels, seed, *told)
 
     def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
         """See `fedwan.workloads.base.Examinable`: has the network learnt its shard by heart?"""

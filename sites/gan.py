@@ -194,14 +194,18 @@ class Gan(Descent):
         loss = LOSSES[self.model.loss].discriminator(logits, torch.zeros_like(logits))
         return loss + self.model.gamma / 2 * penalty
 
-    @torch.no_grad()
     def sample(self, num: int, seed: int) -> Tensor:
         """Samples from fixed latents, (num, …); as many of each class, if classes are told."""
+        return self.sample_like(torch.arange(num) % max(1, self.num_classes), seed)
+
+    @torch.no_grad()
+    def sample_like(self, labels: Tensor, seed: int) -> Tensor:
+        """See `Descent`."""
+        num = len(labels)
         latents = self._latents(num, torch.Generator().manual_seed(derive_seed(seed, "sample")))
-        classes = torch.arange(num, device=self.device) % max(1, self.num_classes)
         at_once = max(1, _MOST_PIXELS // self.shape[-1] ** 2)
         generator = self.networks["generator"]
-        told = (draw_experts(generator, num, seed), latents, classes)
+        told = (draw_experts(generator, num, seed), latents, labels.to(self.device))
         parts = zip(*(tensor.split(at_once) for tensor in told), strict=True)
         return torch.cat([clamp_images(forward_drawn(generator, *part)) for part in parts])
 

@@ -27,7 +27,6 @@ from fedwan.config import Config, InnerConfig
 from fedwan.data import FILE_NAMES, Shard, source_of
 from fedwan.errors import ConfigError
 from fedwan.extras import require
-from fedwan.metrics import measure_quality, num_generated
 from fedwan.models.layers import clamp_images
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads.base import Batch, NetworkKind
@@ -263,12 +262,9 @@ class TextToImage(Simple):
         return self._pictures(self.folder.denoising.sample(predict, x, steps))
 
     @torch.no_grad()
-    def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
-        """Pictures of the held-out captions beside held-out pictures."""
-        config, seed = self.config, derive_seed(seed, "evaluate")
-        num = num_generated(config.data.name, len(real.y))
-        generated = self._make(real.y[torch.arange(num) % len(real.y)], seed, self._of)
-        return measure_quality(config.data.name, real, generated, config.eval.features)
+    def sample_like(self, labels: Tensor, seed: int) -> Tensor:
+        """Pictures of a site's captions, by number."""
+        return self._make(labels, seed, self._of)
 
     def save_pretrained(self, folder: Path) -> None:
         """As diffusers opens it: an adapter for `load_lora_weights`, or the whole pipeline."""

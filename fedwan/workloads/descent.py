@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwan.config import Config
+from fedwan.data.sources import has_own_data
 from fedwan.metrics import measure_quality, num_generated
 from fedwan.rng import NamedGenerators, derive_seed
 from fedwan.site.group import local
@@ -93,9 +94,23 @@ class Descent(ABC):
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """See `fedwan.metrics.measure_quality`; of samples that are made of noise and weights."""
         config = self.config
-        num = num_generated(config.data.name, len(real.x))
-        generated = self.sample(num, derive_seed(seed, "evaluate"))
+        generated = self.sample_like(self._labels(real), derive_seed(seed, "evaluate"))
         return measure_quality(config.data.name, real, generated, config.eval.features)
+
+    def sample_like(self, labels: Tensor, seed: int) -> Tensor:
+        """As `sample`, of these labels, (num,) int64, by networks that are told any."""
+        return self.sample(len(labels), seed)
+
+    def _labels(self, real: Batch) -> Tensor:
+        """Of the samples that quality is measured on, (num,): those of held-out ones, in turn.
+
+        Of common data nobody's number is known, where sites are told: as many of each.
+        """
+        data = self.config.data
+        turns = torch.arange(num_generated(data.name, len(real.x)))
+        if data.labels == "site" and not has_own_data(data):
+            return turns % self.config.sites
+        return real.y[turns % len(real.y)]
 
     def descend(
         self, names: Sequence[str], batch: Batch, backward: Backward, reduce: Reduce

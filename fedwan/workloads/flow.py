@@ -117,8 +117,9 @@ def drop_labels(labels: Tensor, share: float, null: int, generator: torch.Genera
     return labels.masked_fill(dropped.to(labels.device), null)
 
 
-def balanced_labels(num: int, num_classes: int, generator: torch.Generator) -> Tensor:
+def balanced_labels(num: int, num_classes: int, seed: int) -> Tensor:
     """Labels to sample, (num,) int64: each class once, in random order, then each once again."""
+    generator = torch.Generator().manual_seed(derive_seed(seed, "labels"))
     turns = range(-(-num // num_classes))
     order = [torch.randperm(num_classes, generator=generator) for _ in turns]
     return torch.cat(order)[:num] if order else torch.empty(0, dtype=torch.int64)
@@ -149,22 +150,20 @@ def sample_flow(
     velocity: Callable[..., Tensor],
     solver: EulerSolver,
     shape: tuple[int, ...],
-    num: int,
+    labels: Tensor,
     seed: int,
     num_classes: int = 0,
     guidance: float = 1.0,
 ) -> Tensor:
     """Samples from fixed noise, the same for all networks, (num, *shape); images within [-1, 1].
 
-    With `num_classes` the `velocity` is told labels, too, as many of each class.
+    With `num_classes` the `velocity` is told `labels`, (num,) int64, too.
     """
     device = solver.sigmas.device
     generator = torch.Generator().manual_seed(derive_seed(seed, "sample"))
-    noise = torch.randn(num, *shape, generator=generator).to(device)
+    noise = torch.randn(len(labels), *shape, generator=generator).to(device)
     if num_classes:
-        generator = torch.Generator().manual_seed(derive_seed(seed, "labels"))
-        labels = balanced_labels(num, num_classes, generator).to(device)
-        velocity = guide(velocity, labels, num_classes, guidance)
+        velocity = guide(velocity, labels.to(device), num_classes, guidance)
     return clamp_images(solver.sample(velocity, noise))
 
 

@@ -132,6 +132,37 @@ def test_samples_and_quality_depend_on_the_seed_alone_and_change_nothing(case: C
     assert torch.equal(torch.random.get_rng_state(), torch_draws)
 
 
+@pytest.mark.parametrize(
+    ("kind", "network"),
+    [
+        ("gan", "generator"),
+        ("dit", "velocity"),
+        ("unet", "denoiser"),
+        ("distill-dit", "student"),
+    ],
+)
+def test_quality_is_measured_on_samples_of_the_classes_that_are_held_out(
+    kind: str, network: str, request: pytest.FixtureRequest
+) -> None:
+    recipe, data, model = MODELS[kind]
+    if recipe is distill:
+        model = {"teacher": str(request.getfixturevalue(model["teacher"]))}
+    run = Run(
+        recipe,
+        Case(recipe, data, model | ({"conditional": True} if recipe is gan else {})).config(),
+    )
+    rows = torch.cat([(run.held_out.y == y).nonzero()[:num, 0] for y, num in ((3, 18), (8, 2))])
+    asked = []
+
+    def keep(_: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        asked.append(named.get("class_labels", args[-1]))
+
+    run.workload.networks[network].register_forward_pre_hook(keep, with_kwargs=True)
+    run.workload.evaluate(Batch(run.held_out.x[rows], run.held_out.y[rows]), seed=0)
+    counts = torch.bincount(asked[0], minlength=10)
+    assert (int(counts[3]), int(counts[8]), len(asked[0])) == (54, 6, 60)
+
+
 def test_what_is_left_open_is_filled_in_once(case: Case) -> None:
     once = case.config()
     once.data.batch = 0

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 
 from fedwan.app import load_run
 from fedwan.config import Config, DataConfig
+from fedwan.data import held_out_of
 from fedwan.errors import ConfigError
 from fedwan.rng import NamedGenerators
 from fedwan.workloads.adversarial import LOSSES, gradient_penalty
@@ -109,6 +110,9 @@ def test_networks_that_are_told_the_site_have_a_label_for_each() -> None:
     for network in built.networks.values():
         assert network.classes.num_embeddings == 3  # type: ignore[union-attr]
     assert len(built.sample(7, seed=0)) == 7
+    # Digits are of all sites, whose numbers have nothing to do with the held-out ones' classes.
+    made = built.evaluate(held_out_of(DataConfig()), seed=0)
+    assert made["fd"] > 0
     with pytest.raises(ConfigError, match="data.labels = 'site' needs model.conditional=true"):
         load_run(None, words)
 
