@@ -75,7 +75,7 @@ class Transform(NamedTuple):
         try:
             image = Image.open(io.BytesIO(data), formats=_FORMATS)
             self._check(*image.size)
-            parts = self._parts(image.convert("RGB"))
+            parts = self._parts(image)
         except _UNREADABLE as error:
             # Pillow's text on what is no image would name an object in memory.
             is_known = not isinstance(error, UnidentifiedImageError)
@@ -100,14 +100,31 @@ class Transform(NamedTuple):
 
     def _parts(self, image: Image.Image) -> list[Image.Image]:
         if not self.pairs:
-            image = ImageOps.exif_transpose(image)
+            image = _rgb(ImageOps.exif_transpose(image))
             side = min(image.size)
             left, top = (image.width - side) // 2, (image.height - side) // 2
             return [image.crop((left, top, left + side, top + side))]
         # Cut before resizing: `resize(box=…)` would look across the middle.
-        half, height = image.width // 2, image.height
+        image, half, height = _rgb(image), image.width // 2, image.height
         boxes = [(0, 0, half, height), (half, 0, 2 * half, height)]
         return [image.crop(box) for box in (boxes[::-1] if self.swapped else boxes)]
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """8 bits a channel, transparent pixels on white; a `BadPicture` of values without a range."""
+    if image.mode[0] == "I":
+        values = np.asarray(image)
+        if 0 <= values.min() and values.max() < 1 << 16:
+            image = Image.fromarray((values >> 8).astype(np.uint8))
+    if image.mode[0] in "IF":
+        raise BadPicture(
+            f"is of Pillow's mode {image.mode!r}, numbers whose black and white are not known; "
+            "save it with 8 or 16 bits a channel, or remove it"
+        )
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("RGB")
 
 
 @dataclass(frozen=True, eq=False)

@@ -257,6 +257,46 @@ def test_the_middle_square_is_turned_and_resized_to_values_between_minus_one_and
     assert float(x[0, 0, 0]) == -1 and float(x[0, 7, 0]) == 1
 
 
+def saved(image: Image.Image, kind: str) -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind)
+    return out.getvalue()
+
+
+GREYS = np.linspace(0, 255, 64).round().reshape(8, 8).astype(np.uint8)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (GREYS.astype(np.uint16) * 257, "PNG"),
+        (GREYS.astype(np.uint16) * 257, "TIFF"),
+        (GREYS.astype(">u2") * 257, "TIFF"),
+        (GREYS.astype(np.int32) * 257, "TIFF"),
+    ],
+)
+def test_greys_of_16_bits_are_those_of_8(values: np.ndarray, kind: str, pairs: bool) -> None:
+    transform = Transform(4, pairs)
+    expected = transform.apply(png(Image.fromarray(GREYS)))
+    assert expected.unique().numel() > 8
+    assert torch.equal(transform.apply(saved(Image.fromarray(values), kind)), expected)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB"])
+def test_transparent_pixels_are_white(mode: str) -> None:
+    pixels = np.zeros((8, 8, 4), np.uint8)
+    pixels[:4, :, 3] = 255
+    image = Image.fromarray(pixels)
+    if mode == "RGB":  # one colour stands for them
+        pixels[4:] = 7
+        data = png(Image.fromarray(pixels[..., :3].copy()), transparency=(7, 7, 7))
+    else:
+        data = png(image.quantize() if mode == "P" else image.convert(mode))
+    x = Transform(8).apply(data)
+    assert (x[:, :4] == -1).all() and (x[:, 4:] == 1).all()
+
+
 @pytest.mark.parametrize(
     ("data", "transform", "text"),
     [
@@ -264,6 +304,8 @@ def test_the_middle_square_is_turned_and_resized_to_values_between_minus_one_and
         (encoded(0, "png")[:300], Transform(8), r"cannot be read as an image \(.*; remove it"),
         (encoded(0, "jpeg"), Transform(64), "is 48 x 40 pixels, smaller than data.size = 64"),
         (png(Image.new("RGB", (7, 4))), Transform(8, pairs=True), "is 7 pixels wide, which two"),
+        (saved(Image.new("F", (8, 8), 0.5), "TIFF"), Transform(8), "mode 'F', numbers whose black"),
+        (saved(Image.new("I", (8, 8), -1), "TIFF"), Transform(8), "mode 'I', numbers whose black"),
     ],
 )
 def test_what_is_no_such_picture_is_told(data: bytes, transform: Transform, text: str) -> None:
