@@ -27,6 +27,8 @@ VARIABLE = "FEDWAN_ASSIGNMENT"
 """Environment variable with the path of the file."""
 
 ORPHAN_GRACE_S = 5.0
+LONGEST_TEXT = 2000
+"""Characters of an error that are handed on."""
 MEMORY = Path("/dev/shm")  # noqa: S108 - folders of unforeseeable names, for this user alone
 
 
@@ -115,7 +117,7 @@ class Outcome:
         has_failed = isinstance(error, Exception) or (isinstance(error, SystemExit) and error.code)
         if not text or (error is not None and not has_failed):
             return  # a signal: whoever sent it knows
-        path, said = _outcome_path(Path(text)), " ".join(str(error or "").split())
+        path, said = _outcome_path(Path(text)), " ".join(str(error or "").split())[:LONGEST_TEXT]
         word = cls("" if error is None else type(error).__name__, said, step)
         draft = path.with_suffix(f".{os.getpid()}.tmp")
         with contextlib.suppress(OSError):  # another was first, or the disk is full
