@@ -114,7 +114,9 @@ def render_summary(summary: Summary, board: Board, out: Path) -> Panel:
 
 
 def _lines(summary: Summary, board: Board, out: Path) -> Iterator[tuple[str, str]]:
-    yield "quality", _quality_text(summary, board)
+    first, *more = _quality_texts(summary, board)
+    yield "quality", first
+    yield from (("", text) for text in more)
     sent = summary.bytes_up + summary.bytes_down
     detail = f"{bytes_text(summary.bytes_up)} up, {bytes_text(summary.bytes_down)} down"
     yield "bytes", f"[bold]{bytes_text(sent)}[/] over the wire ({detail})"
@@ -160,7 +162,8 @@ def features_text(config: Config) -> str:
     return "own classifier, " if config.data.name in ("digits", "emoji") else "random features, "
 
 
-def _quality_text(summary: Summary, board: Board) -> str:
+def _quality_texts(summary: Summary, board: Board) -> Iterator[str]:
+    """The distance, and what it was seen through; or whatever else was measured."""
     figures = {
         name: value
         for name, value in summary.quality.items()
@@ -169,16 +172,16 @@ def _quality_text(summary: Summary, board: Board) -> str:
     fd, floor = figures.get("fd"), figures.get("fd_floor")
     if fd is None:
         others = [f"{name} {number_text(value)}" for name, value in figures.items()]
-        return "; ".join(others) or "not measured: the script gives no evaluate="
-    num, through = figures.get("num_real", 0), features_text(board.config)
-    told = f" ({through}n = {int(num)})" if num else ""
-    text = f"Fréchet distance [bold]{number_text(fd)}[/]{told}"
-    text += f"; real data itself {number_text(floor)}"
-    if fd and floor:
-        text += f" ({fd / floor:.1f} times the floor)"
+        yield "; ".join(others) or "not measured: the script gives no evaluate="
+        return
+    times = f"{fd / floor:.1f} times the " if fd and floor else ""
+    text = f"Fréchet distance [bold]{number_text(fd)}[/], {times}floor {number_text(floor)}"
     if board.fd_untrained is not None:
         text += f"; untrained {number_text(board.fd_untrained)}"
-    for name in ("precision", "recall"):
-        if name in figures and num >= LEAST_REAL:
-            text += f"; {name} {number_text(figures[name])}"
-    return text
+    yield text
+    if num := figures.get("num_real", 0):
+        text = f"{features_text(board.config)}n = {int(num)}"
+        for name in ("precision", "recall"):
+            if name in figures and num >= LEAST_REAL:
+                text += f"; {name} {number_text(figures[name])}"
+        yield text
