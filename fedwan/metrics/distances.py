@@ -172,7 +172,7 @@ def unpack_comparisons(tensors: State) -> list[Comparison]:
         counts, means, covariances = (tensors[n] for n in ("counts", "means", "covariances"))
     except KeyError as error:
         raise PayloadError(f"a report's moments lack {error}") from None
-    num, features = len(counts), means.shape[-1] if means.dim() else 0
+    num, features = (len(counts), means.shape[-1]) if counts.dim() and means.dim() else (0, 0)
     if not (0 < num <= _MOST and 0 < features <= _MOST_FEATURES):
         raise PayloadError(f"a report holds {num} moments of {features} features; refused")
     shapes = [tuple(tensor.shape) for tensor in (counts, means, covariances)]

@@ -84,9 +84,10 @@ def _panels(generated: Any, real: Any | None) -> dict[str, Floats]:
         return {"generated": ours}
     theirs = real.detach().cpu().float().numpy()
     num_given = theirs.shape[1] - ours.shape[1] if theirs.ndim == ours.ndim == 4 else 0
-    given, rest = theirs[:, :num_given], theirs[:, num_given:]
-    if rest.shape[1:] != ours.shape[1:] or num_given not in (0, 1, 3):
+    wanted = (ours.shape[1] + num_given, *ours.shape[2:])
+    if theirs.shape[1:] != wanted or num_given not in (0, 1, 3):
         raise ValueError(f"generated {ours.shape[1:]} and real {theirs.shape[1:]} must match")
+    given, rest = theirs[:, :num_given], theirs[:, num_given:]
     return ({"given": given} if num_given else {}) | {"generated": ours, "real, held out": rest}
 
 

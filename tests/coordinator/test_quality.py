@@ -76,7 +76,10 @@ def test_initial_weights_are_measured_by_one_site_unasked() -> None:
     assert (finding.sites, finding.figures["fd"]) == (("s2",), 9.0)
 
 
-@pytest.mark.parametrize("samples", [b"no safetensors", None])
+SCALARS = {f"moments:{name}": torch.ones(()) for name in ("counts", "means", "covariances")}
+
+
+@pytest.mark.parametrize("samples", [b"no safetensors", None, safetensors.torch.save(SCALARS)])
 def test_without_moments_the_mean_is_taken_and_said_to_be_one(samples: bytes | None) -> None:
     evaluation = Evaluation(asks_all=True)
     evaluation.choose(["s1", "s2"], [])

@@ -155,6 +155,7 @@ def test_those_of_one_site_are_the_figures_that_it_measured() -> None:
         (lambda t: t["counts"].fill_(0), "count no samples"),
         (lambda t: t.update(counts=t["counts"][:0]), "holds 0 moments"),
         (lambda t: t.update(means=torch.tensor(1.0)), "of 0 features"),
+        (lambda t: t.update(counts=torch.tensor(1)), "holds 0 moments"),
     ],
 )
 def test_they_travel_as_tensors_and_what_no_site_would_send_is_refused(

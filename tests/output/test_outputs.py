@@ -59,12 +59,17 @@ def test_a_run_that_breaks_leaves_a_report_but_no_summary_and_its_records_when_r
 
 def test_bytes_from_a_site_that_hold_no_picture_become_a_warning(tmp_path: Path) -> None:
     with Outputs(make_config(tmp_path), tmp_path) as outputs:
-        for data in (b"", b"nonsense", b"\xff" * 64, save({"generated": torch.zeros(4, 3)})):
+        points, none = torch.zeros(4, 2), torch.zeros(0, 1, 8, 8)
+        for data in (
+            *(b"", b"nonsense", b"\xff" * 64, save({"generated": torch.zeros(4, 3)})),
+            *(save({"generated": points, "real": x}) for x in (torch.zeros(5), torch.zeros(()))),
+            save({"generated": none}),
+        ):
             outputs.samples(3, 60, data)
     for warning in (found := read_records(tmp_path)):
         assert isinstance(warning, EventRecord) and warning.event == "warning"
         assert "version 3 cannot be drawn" in warning.text
-    assert len(found) == 4 and not (tmp_path / "samples.png").exists()
+    assert len(found) == 7 and not (tmp_path / "samples.png").exists()
 
 
 def test_a_report_without_pictures_is_said_once_and_draws_none(tmp_path: Path) -> None:

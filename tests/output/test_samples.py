@@ -56,6 +56,8 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
         (torch.zeros(70_000, 2), None, "too many to show"),
         (torch.zeros(90_000, 1, 8, 8), None, "too many to show"),
         (images(4), images(4, 3, 16), "must match"),
+        (torch.zeros(4, 2), torch.zeros(5), "must match"),
+        (torch.zeros(4, 2), torch.zeros(()), "must match"),
     ):
         with pytest.raises(ValueError, match=says):
             draw_samples(tmp_path / "a.png", generated, real, "t")
