@@ -14,6 +14,7 @@ from fedwan.doctor.diagnosis import LiveDoctor
 from fedwan.doctor.sampling import Direction, Directions, Sample
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
+from fedwan.protocol.limits import Names
 from fedwan.protocol.round import Merge, Round
 from fedwan.workloads.privacy import EPSILON
 
@@ -89,6 +90,7 @@ class RoundRows:
         """Of `Direction`, what says nothing under the run's strategy."""
         self._directions: dict[int, Directions] = {}
         self._doctor = LiveDoctor()
+        self._names = Names()
         self._unseen: list[list[dict[str, Any]]] = []
         """Rows of the rounds since the doctor's last look."""
 
@@ -113,7 +115,10 @@ class RoundRows:
             "round_s": round_s,
         }
         nothing: dict[str, Any] = {key: {} for key in self._untold}
-        rows = [shared | _row(merge, compared[merge.key.site]) | nothing for merge in round_.merged]
+        rows = [
+            shared | _row(merge, compared[merge.key.site], self._names) | nothing
+            for merge in round_.merged
+        ]
         for row in rows:
             self._record(row)
         self._unseen.append(rows)
@@ -127,20 +132,20 @@ class RoundRows:
             self._record(row)
 
 
-def _row(merge: Merge[Contribution], direction: Direction) -> dict[str, Any]:
-    work = merge.contribution.work
+def _row(merge: Merge[Contribution], direction: Direction, names: Names) -> dict[str, Any]:
+    site, work = merge.key.site, merge.contribution.work
     return {
-        "site": merge.key.site,
+        "site": site,
         "step": work.step,
         "samples": work.samples,
-        "losses": dict(work.losses),
+        "losses": names.keep(site, "losses", work.losses),
         "compute_s": work.compute_s,
         "wait_s": work.wait_s,
         "bytes_up": work.bytes_up,
         "bytes_down": work.bytes_down,
         "norms": merge.contribution.measures.norms,
         "staleness": merge.staleness,
-        "figures": dict(work.figures),
+        "figures": names.keep(site, "figures", work.figures),
         **direction,
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import accumulate
@@ -25,6 +26,8 @@ from fedwan.output.units import (
     subject,
 )
 
+_MOST_CHARTS = 20
+"""Of losses, and of norms."""
 _MOST_EVENTS = 200
 _FIRST_EVENTS = 20
 _TOLD = ("version", "network", "finding", "why", "mend")
@@ -140,11 +143,12 @@ def _charts(run: _Run) -> Iterator[Chart | None]:
 def _per_site(
     what: str, run: _Run, values_of: Callable[[RoundRecord], Mapping[str, float | None]]
 ) -> Iterator[Chart | None]:
-    """One chart per name, one line per site."""
+    """One chart for each of the names that come most often, one line per site."""
     by_site: dict[str, list[RoundRecord]] = {site: [] for site in run.sites}
     for record in run.rounds:
         by_site[record.site].append(record)
-    for name in sorted({name for record in run.rounds for name in values_of(record)}):
+    counts = Counter(name for record in run.rounds for name in values_of(record))
+    for name in sorted(name for name, _ in counts.most_common(_MOST_CHARTS)):
         series = [
             Series(site, [(record.step, values_of(record).get(name)) for record in records])
             for site, records in by_site.items()

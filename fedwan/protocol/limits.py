@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import MutableMapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import safetensors
@@ -20,7 +21,7 @@ from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
 
 MOST_FIGURES = 64
-"""Losses of a contribution, or figures of it or of a report."""
+"""Losses of a contribution, or figures of it or of a report; and names of either over a run."""
 _LONGEST_NAME = 64
 _LONGEST_TEXT = 128
 _LONGEST = {"layout_json": 4 << 20, "figures_json": 1 << 20}
@@ -91,6 +92,19 @@ def _bound_map(values: MutableMapping[str, float]) -> None:
     for name in names:
         if not abs(values[name]) <= _LARGEST:
             values[name] = math.nan
+
+
+class Names:
+    """The names of losses and figures that are taken of each site over a run: the first ones."""
+
+    def __init__(self) -> None:
+        self._taken: dict[tuple[str, str], set[str]] = defaultdict(set)
+
+    def keep(self, site: str, kind: str, values: Mapping[str, float]) -> dict[str, float]:
+        """What is taken of a site's values of a kind."""
+        taken = self._taken[site, kind]
+        taken.update(sorted(values.keys() - taken)[: MOST_FIGURES - len(taken)])
+        return {name: value for name, value in values.items() if name in taken}
 
 
 def read_report(report: wire.QualityReport) -> Report:

@@ -33,7 +33,7 @@ from fedwan.protocol.agreement import Claim
 from fedwan.protocol.limits import Refusals, bound, shown
 from fedwan.state import layout_from_json
 from tests.planes import Bench, eventually, in_thread, serving, stub_of
-from tests.support import WrappedLink, hub_of, run_tiny, tiny_config
+from tests.support import NET, WrappedLink, hub_of, run_tiny, tiny_config
 
 INF, NAN, ESC = float("inf"), float("nan"), "\x1b]0;owned\x07"
 Make = Callable[[wire.UploadHeader], Any]
@@ -188,6 +188,24 @@ def test_a_run_ends_on_the_same_bits_though_a_site_lies(tmp_path: Path, identiti
     board, _ = read_run(tmp_path / "b")
     Console(file=io.StringIO()).print(render_board(board, 1.0))
     write_report(tmp_path / "b")
+
+
+def test_names_of_a_site_that_has_new_ones_each_time_come_to_an_end(tmp_path: Path) -> None:
+    class Inventive(WrappedLink):
+        def upload(self, header: wire.UploadHeader, payload: Any) -> wire.Receipt:
+            for values in (header.work.losses, header.work.figures):
+                values.update({f"{header.version}/{n}": 1.0 for n in range(30)})
+            return self._inner.upload(header, payload)
+
+    def wrap(name: str, link: Link) -> Link:
+        return Inventive(link) if name == "s1" else link  # type: ignore[return-value]
+
+    ran = run_tiny(tmp_path, tiny_config(h=3, steps=15, sites=2), wrap=wrap)
+    rows = [row for row in ran.result.records if row["kind"] == "round"]
+    assert len(rows) == 10 and all(set(NET) <= row["losses"].keys() for row in rows)
+    for what in ("losses", "figures"):
+        names = {name for row in rows if row["site"] == "s1" for name in row[what]}
+        assert len(names) == 64 and {"0/0", "1/0"} < names and "4/0" not in names
 
 
 @pytest.mark.parametrize("does", ["sends others", "sends none"])

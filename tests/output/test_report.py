@@ -12,7 +12,7 @@ from fedwan.config import dump
 from fedwan.errors import ConfigError
 from fedwan.output.outputs import Outputs
 from fedwan.output.report import write_report
-from tests.output.runs import make_config, write_run
+from tests.output.runs import make_config, round_row, write_run
 
 
 class Balanced(HTMLParser):
@@ -76,3 +76,17 @@ def test_a_flood_of_events_shows_its_beginning_and_its_end(tmp_path: Path) -> No
     html = (tmp_path / "report.html").read_text()
     assert "event-0." in html and "event-499." in html and "300 more" in html
     assert "event-100." not in html
+
+
+def test_a_flood_of_names_leaves_the_charts_of_those_that_came_most_often(tmp_path: Path) -> None:
+    with Outputs(make_config(tmp_path), tmp_path) as outputs:
+        for version in (1, 2, 3):
+            for site in ("s1", "s2"):
+                row = round_row(version, site)
+                names = [f"{version}/{number}" for number in range(50 if site == "s1" else 0)]
+                for values in (row["losses"], row["norms"]):
+                    values |= dict.fromkeys(names, 1.0)
+                outputs.record(row)
+    html = (tmp_path / "report.html").read_text()
+    assert "Loss: generator" in html and "Norm of the contribution: discriminator" in html
+    assert 10 < html.count("<figure>") <= 50
