@@ -12,7 +12,6 @@ from pathlib import Path
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -170,7 +169,7 @@ def render_board(board: Board, elapsed_s: float) -> RenderableType:
         lines.append(Text(board.waiting, style="yellow"))
     lines.append(_site_table(board))
     lines += [
-        Text.from_markup(f"[yellow]{event.event}[/] {escape(event.text)}")
+        Text.assemble((event.event, "yellow"), f" {event.text}")
         for event in board.news[-_MOST_NEWS:]
     ]
     return Group(*lines)
@@ -191,7 +190,7 @@ def _site_table(board: Board) -> Table:
     table.add_column("state")
     losses = sorted({name for row in board.sites.values() for name in row.losses})
     for name in ("step", *losses, "utilisation", "up", "down", "steps/s"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(Text(name), justify="right", no_wrap=True)
     for row in board.sites.values():
         table.add_row(
             Text(row.name, style="bold"),

@@ -12,6 +12,7 @@ from typing import Any
 from rich import box
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from fedwan.config import COMMAND, Config, PrivacyConfig
 from fedwan.errors import ConfigError
@@ -106,14 +107,15 @@ def render_summary(summary: Summary, board: Board, out: Path) -> Panel:
     table.add_column(overflow="fold")
     for name, text in _lines(summary, board, out):
         table.add_row(name, text)
-    title = (
-        f"[bold]{summary.workload} · {summary.strategy}[/] · {sites_text(summary.sites)} · "
-        f"H = {summary.h} · {summary.steps} steps"
+    title = Text.assemble(
+        (f"{summary.workload} · {summary.strategy}", "bold"),
+        f" · {sites_text(summary.sites)} · H = {summary.h} · {summary.steps} steps",
     )
     return Panel(table, title=title, box=box.ROUNDED, expand=False, padding=(1, 2))
 
 
-def _lines(summary: Summary, board: Board, out: Path) -> Iterator[tuple[str, str]]:
+def _lines(summary: Summary, board: Board, out: Path) -> Iterator[tuple[str, str | Text]]:
+    """Rows; strings are markup, and hold nothing that a site or user has named."""
     first, *more = _quality_texts(summary, board)
     yield "quality", first
     yield from (("", text) for text in more)
@@ -145,12 +147,12 @@ def _lines(summary: Summary, board: Board, out: Path) -> Iterator[tuple[str, str
     yield "weights", f"sha256 {summary.global_sha256[:16]}…"
     picture = out / "samples.png"
     if picture.is_file() or not board.keeps_samples:
-        yield "samples", f"[cyan]{picture}[/]"
+        yield "samples", Text(str(picture), "cyan")
     elif summary.workload == COMMAND:
         yield "samples", "none: the script gives no sample="
     else:
         yield "samples", "stay with the sites"
-    yield "report", f"[cyan]{out / 'report.html'}[/]"
+    yield "report", Text(str(out / "report.html"), "cyan")
 
 
 def features_text(config: Config) -> str:
@@ -162,7 +164,7 @@ def features_text(config: Config) -> str:
     return "own classifier, " if config.data.name in ("digits", "emoji") else "random features, "
 
 
-def _quality_texts(summary: Summary, board: Board) -> Iterator[str]:
+def _quality_texts(summary: Summary, board: Board) -> Iterator[Text]:
     """The distance, and what it was seen through; or whatever else was measured."""
     figures = {
         name: value
@@ -172,16 +174,16 @@ def _quality_texts(summary: Summary, board: Board) -> Iterator[str]:
     fd, floor = figures.get("fd"), figures.get("fd_floor")
     if fd is None:
         others = [f"{name} {number_text(value)}" for name, value in figures.items()]
-        yield "; ".join(others) or "not measured: the script gives no evaluate="
+        yield Text("; ".join(others) or "not measured: the script gives no evaluate=")
         return
     times = f"{fd / floor:.1f} times the " if fd and floor else ""
-    text = f"Fréchet distance [bold]{number_text(fd)}[/], {times}floor {number_text(floor)}"
+    more = f", {times}floor {number_text(floor)}"
     if board.fd_untrained is not None:
-        text += f"; untrained {number_text(board.fd_untrained)}"
-    yield text
+        more += f"; untrained {number_text(board.fd_untrained)}"
+    yield Text.assemble("Fréchet distance ", (number_text(fd), "bold"), more)
     if num := figures.get("num_real", 0):
         text = f"{features_text(board.config)}n = {int(num)}"
         for name in ("precision", "recall"):
             if name in figures and num >= LEAST_REAL:
                 text += f"; {name} {number_text(figures[name])}"
-        yield text
+        yield Text(text)

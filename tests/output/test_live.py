@@ -34,6 +34,16 @@ def test_the_table_has_a_row_per_site_and_a_column_per_loss(board: Board) -> Non
         assert part in text
 
 
+def test_what_looks_like_markup_is_shown_as_it_is(board: Board) -> None:
+    row = round_row(1, "s1") | {"losses": {"[/]": 1.0, ":x:": 2.0}}
+    for record in (record_of(row, 0.0), event("warning", "[/]\\")):
+        board.take(record)
+    console = Console(width=110, file=io.StringIO(), record=True)
+    console.print(render_board(board, 75.0))
+    text = console.export_text()
+    assert all(part in text for part in (" :x: ", " [/] ", "warning [/]\\ warning"))
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_terminal_is_left_with_the_last_state_and_elsewhere_there_are_plain_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_terminal: bool

@@ -36,12 +36,12 @@ RECORDS: list[Record] = [
 ]
 
 
-def shown(summary: Summary, records: list[Record]) -> str:
+def shown(summary: Summary, records: list[Record], out: Path = Path("runs/demo")) -> str:
     console = Console(width=80, record=True, file=io.StringIO())
     board = Board(CONFIG)
     for record in records:
         board.take(record)
-    console.print(render_summary(summary, board, Path("runs/demo")))
+    console.print(render_summary(summary, board, out))
     return console.export_text()
 
 
@@ -84,3 +84,10 @@ def test_one_screen_says_quality_bytes_and_where_to_look() -> None:
 def test_where_sites_keep_their_pictures_no_path_of_one_is_shown() -> None:
     text = shown(SUMMARY, [*RECORDS, event("samples_kept", None)])
     assert "stay with the sites" in text and "samples.png" not in text
+
+
+def test_what_looks_like_markup_is_shown_as_it_is() -> None:
+    summary = dataclasses.replace(SUMMARY, workload="[/w]", quality={"[/]": 7, ":x:": 8})
+    text = shown(summary, RECORDS, Path("runs/[/red]:x:"))
+    parts = ("[/w] · diloco", "[/] 7; :x: 8", "[/red]:x:/samples.png", "[/red]:x:/report.html")
+    assert all(part in text for part in parts), text
