@@ -48,6 +48,8 @@ class Doctor:
         self._told: set[tuple[str, str | None, str | None]] = set()
         self._rank: dict[str, int] = {}
         """By site, the highest rule that has told of it."""
+        self._failed: set[tuple[str, str | None]] = set()
+        """Kinds of rules, by site, that could not be asked."""
 
     def take(self, records: Sequence[RoundRecord]) -> list[Finding]:
         """What is new after one round: records of one fragment and version."""
@@ -67,10 +69,17 @@ class Doctor:
         return list(new.values())
 
     def _told_by(self, rule: Rule, site: str | None = None) -> list[Finding]:
-        return [
-            Finding(rule.kind, site, network, self._chart.version, why, mend, rule.is_warning)
-            for network, why, mend in rule.told(self._chart, site or "")
-        ]
+        try:
+            return [
+                Finding(rule.kind, site, network, self._chart.version, why, mend, rule.is_warning)
+                for network, why, mend in rule.told(self._chart, site or "")
+            ]
+        except Exception as error:  # figures can be whatever a site likes; other rules go on
+            if (rule.kind, site) not in self._failed:
+                self._failed.add((rule.kind, site))
+                where = site or "the run"
+                _log.warning("%s cannot be looked at for %r: %r", where, rule.kind, error)
+            return []
 
 
 def diagnose(records: Iterable[Record]) -> Iterator[Finding]:

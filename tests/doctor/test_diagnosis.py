@@ -9,6 +9,7 @@ import pytest
 
 from fedwan.doctor import diagnosis
 from fedwan.doctor.diagnosis import LiveDoctor, diagnose
+from fedwan.doctor.rules import SITE_RULES, Rule
 from fedwan.output.records import EventRecord, Record, RoundRecord, to_record
 from tests.doctor.records import SITES, at, figures, healthy
 
@@ -79,6 +80,20 @@ def test_a_finding_is_logged_once_and_becomes_an_event(caplog: pytest.LogCapture
     (message,) = [r for r in caplog.records if "s2" in r.getMessage()]
     assert message.levelno == logging.WARNING
     assert message.getMessage() == record.text
+
+
+def test_a_rule_that_fails_says_so_once_a_site_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(chart: object, site: str, network: str) -> None:
+        raise TypeError(f"no order at {site}")
+
+    monkeypatch.setattr(diagnosis, "SITE_RULES", [Rule("odd", fail, (), True), *SITE_RULES])
+    (finding,) = diagnose(rounds(4))
+    assert (finding.kind, finding.site) == ("learning_rate", "s3")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{site} cannot be looked at for 'odd': TypeError('no order at {site}')" for site in SITES
+    ]
 
 
 def test_a_doctor_that_fails_says_so_once_and_the_run_goes_on(

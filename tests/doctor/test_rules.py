@@ -246,3 +246,14 @@ def test_figures_that_are_unknown_or_odd_do_no_harm() -> None:
 
     told(bend)
     told(at("s1", bend))
+
+
+@pytest.mark.parametrize("sites", [SITES[:1], SITES[:3]])
+def test_a_range_that_ends_before_it_begins_is_none(
+    sites: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    def bend(record: RoundRecord) -> RoundRecord:
+        low, high = (5.0, -5.0) if record.site in sites else (-1.0, 1.0)
+        return figures(x_low=low, x_high=high)(_without_smoothness(record))
+
+    assert told(bend) == [] and not caplog.records
