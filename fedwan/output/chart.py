@@ -13,6 +13,8 @@ NUM_COLORS = 8
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 10, 34
 _MOST_POINTS = 400
 _DOTS_UP_TO = 40
+_LARGEST = 1e300
+"""Beyond it a value is not drawn, and within 1 / 1e300 of 0 it is 0: axes divide and multiply."""
 
 Points = Sequence[tuple[float, float | None]]
 Chart = Mapping[str, Any]
@@ -129,10 +131,14 @@ def _y_range(low: float, high: float, is_log: bool) -> tuple[float, float]:
 
 
 def _drawable(points: Points, is_log: bool) -> Points:
-    """Finite points, thinned to what a screen can show; the last one always stays."""
+    """What can be drawn, thinned to what a screen can show; the last point always stays."""
     stride = max(1, math.ceil(len(points) / _MOST_POINTS))
     kept = points[(len(points) - 1) % stride :: stride]
-    return [
-        (x, y if y is not None and math.isfinite(y) and (y > 0 or not is_log) else None)
-        for x, y in kept
-    ]
+    return [(x, _drawable_y(y, is_log)) for x, y in kept]
+
+
+def _drawable_y(y: float | None, is_log: bool) -> float | None:
+    if y is None or not abs(y) <= _LARGEST:
+        return None
+    y = y if abs(y) >= 1 / _LARGEST else 0.0
+    return None if is_log and y <= 0 else y

@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 class Outputs:
     """All files of a run's folder but its checkpoints and logs: see docs/deploy.md.
 
-    A context: however the run ends, the report is written. Safe to call from several threads. A
-    resumed run goes on from `resumed_version`; a new one has none.
+    A context: however the run ends, the report is written if it can be. Safe to call from several
+    threads. A resumed run goes on from `resumed_version`; a new one has none.
     """
 
     def __init__(self, config: Config, out: Path, resumed_version: int | None = None) -> None:
@@ -54,7 +54,10 @@ class Outputs:
     def __exit__(self, *error: object) -> None:
         self._recorder.close()
         self._wandb.close()
-        write_report(self._out)
+        try:
+            write_report(self._out)
+        except Exception:  # the run's own end matters more
+            _log.warning("the report cannot be written", exc_info=True)
 
     def agreed(self, config: Config) -> None:
         """The sites agree on what they train: nothing is left open in the configuration."""

@@ -27,6 +27,14 @@ def test_every_point_of_a_short_line_is_a_dot_and_a_missing_value_leaves_a_gap()
     assert drawn is not None and len(drawn["lines"][0]["dots"]) == 2
 
 
+def test_values_that_no_axis_can_divide_are_0_or_left_out() -> None:
+    for is_log in (False, True):
+        drawn = chart((0, 0.0), (1, 5e-324), (2, 1e-323), (3, 1.7e308), is_log=is_log)
+        assert (drawn is None) == is_log
+    drawn = chart((0, 5e-324), (1, 1.0), (2, 1e300), (3, 1.7e308), is_log=True)
+    assert drawn is not None and len(drawn["lines"][0]["dots"]) == 2
+
+
 def test_nothing_to_draw_gives_nothing() -> None:
     assert chart() is None and chart((0, None)) is None
     assert line_chart("t", [Series("floor", [(0, 1.0)], is_reference=True)], number_text) is None
@@ -51,7 +59,7 @@ def test_bars_share_one_scale() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 10**6), st.floats(allow_subnormal=False, width=32))),
+    st.lists(st.tuples(st.integers(0, 10**6), st.floats())),
     st.booleans(),
 )
 @settings(max_examples=50)

@@ -57,6 +57,17 @@ def test_a_run_that_breaks_leaves_a_report_but_no_summary_and_its_records_when_r
     assert (tmp_path / "samples.png").exists()
 
 
+def test_a_report_that_cannot_be_written_does_not_hide_how_the_run_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(RuntimeError, match="broken"):
+        with Outputs(make_config(tmp_path), tmp_path) as outputs:
+            write_run(outputs, finish=False)
+            (tmp_path / "summary.json").write_text("none")
+            raise RuntimeError("broken")
+    assert "the report cannot be written" in caplog.text
+
+
 def test_bytes_from_a_site_that_hold_no_picture_become_a_warning(tmp_path: Path) -> None:
     with Outputs(make_config(tmp_path), tmp_path) as outputs:
         points, none = torch.zeros(4, 2), torch.zeros(0, 1, 8, 8)
