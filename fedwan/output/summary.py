@@ -130,6 +130,9 @@ def _lines(summary: Summary, board: Board, out: Path) -> Iterator[tuple[str, str
         f"{duration_text(summary.compute_s)} and waited {duration_text(summary.wait_s)} "
         f"(utilisation {percent_text(summary.utilisation)})",
     )
+    rest = summary.wall_s - summary.compute_s - summary.wait_s
+    if rest >= 1:
+        yield "", f"the other {duration_text(rest)}: starting and measuring"
     yield (
         "rounds",
         f"{summary.rounds:,}, from {summary.contributions:,} contributions; "

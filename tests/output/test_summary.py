@@ -71,7 +71,11 @@ def test_one_screen_says_quality_bytes_and_where_to_look() -> None:
     # Synchronous training sends every gradient both ways at every step.
     sent = ("192 MB", f"{1200 * 4 * 2 * 400_000 / 1e9:.2f} GB", "20 times more")
     files = ("runs/demo/samples.png", "runs/demo/report.html")
-    for part in (*quality, *sent, *files, "95 %", "rejoins of sites: 1"):
+    time = (
+        "1:33; each computed 1:00 and waited 3 s (utilisation 95 %)",
+        "the other 30 s: starting",
+    )
+    for part in (*quality, *sent, *files, *time, "rejoins of sites: 1"):
         assert part in text
     assert len(text.splitlines()) <= 24
     few = dataclasses.replace(SUMMARY, quality=QUALITY | {"num_real": 499})
