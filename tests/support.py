@@ -361,6 +361,17 @@ class StrictSource:
         return self._data[offset : offset + size]
 
 
+@contextmanager
+def other_defaults(dtype: torch.dtype) -> Iterator[None]:
+    """As in a script that has made another dtype and another device torch's default."""
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def same_bits(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     """Whether two states have the same names, dtypes, shapes and bits (so NaN equals itself)."""
     return a.keys() == b.keys() and all(

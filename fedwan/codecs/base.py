@@ -66,7 +66,8 @@ class Coded(ABC):
 
     def tensor(self) -> Tensor:
         """The decoded tensor; it may share the payload's memory: do not write to it."""
-        target = torch.empty(self.shape)
+        # Whatever a script has made torch's default.
+        target = torch.empty(self.shape, dtype=torch.float32, device="cpu")
         self.write_to(target)
         return target
 

@@ -175,7 +175,7 @@ def _block_codec(name: str, encoding: int, form: _Format) -> Codec:
     def encode_owing(value: Tensor, residual: Tensor | None) -> tuple[memoryview, Tensor]:
         flat = value.detach().reshape(-1)
         before = None if residual is None else residual.to(value.device).view(-1)
-        owed = torch.empty(len(flat), device=flat.device)
+        owed = flat.new_empty(len(flat), dtype=torch.float32)
         record = _encode(form, flat, before, owed)
         try:
             form.record.check(record, len(flat))
@@ -313,14 +313,14 @@ class _BlockCoded(Coded):
         form.record.check(self._record, spec.num_values)
 
     def pick(self, index: Tensor) -> Tensor:
-        picked = torch.empty(len(index))
+        picked = index.new_empty(len(index), dtype=torch.float32)
         for part in self._form.record.parts(self._record, self._num_values):
             inside = (index >= part.values.start) & (index < part.values.stop)
             place = index[inside] - part.values.start
             if not len(place):
                 continue
             rows, which = torch.unique_consecutive(place // part.width, return_inverse=True)
-            units = torch.empty(len(rows), self._form.padded(part.width))
+            units = index.new_empty(len(rows), self._form.padded(part.width), dtype=torch.float32)
             self._form.unpack(part.codes[rows].view(torch.int8), units)
             values = units.mul_(part.scales[rows].float())
             picked[inside] = values[which, place % part.width]
@@ -331,7 +331,7 @@ class _BlockCoded(Coded):
         for part in self._form.record.parts(record, self._num_values):
             width, first = part.width, part.values.start
             size = span_values(part.values.stop - first, record.device) // width
-            scratch = torch.empty(size, self._form.padded(width), device=record.device)
+            scratch = record.new_empty(size, self._form.padded(width), dtype=torch.float32)
             for rows in spans(len(part.scales), size):
                 work = scratch[: rows.stop - rows.start]
                 self._form.unpack(part.codes[rows].view(torch.int8), work)

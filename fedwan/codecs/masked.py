@@ -91,7 +91,7 @@ class Masked(Coded):
 
     def pick(self, index: Tensor) -> Tensor:
         """Zeros: nothing is known."""
-        return torch.zeros(len(index))
+        return index.new_zeros(len(index), dtype=torch.float32)
 
 
 def width_of(bits: int, sites: int) -> int:
@@ -196,7 +196,7 @@ class Sum:
     def read(self, masks: KeyStreams, size: int, count: int) -> tuple[Tensor, int]:
         """The mean of so many sites, fp32, and the size that suits the next version."""
         step = step_of(size, self._bits) / count
-        mean = torch.empty(self._num)
+        mean = torch.empty(self._num, dtype=torch.float32, device="cpu")
         for part, block in zip(spans(self._num, _BLOCK), self._blocks, strict=False):
             masks.apply(block)
             mean[part] = torch.from_numpy(_signed(block, self._width)[: part.stop - part.start])

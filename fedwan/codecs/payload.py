@@ -148,7 +148,7 @@ def _padding(size: int) -> int:
 def tensor_from_bytes(data: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """The inverse of `tensor_bytes`; shares the memory of a writable buffer, else copies it."""
     if len(data) == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     view = memoryview(data)
     writable = bytearray(view) if view.readonly else view
     if dtype is torch.bool:  # any other byte than 0 and 1 would be undefined behaviour

@@ -266,7 +266,7 @@ class _SparseCoded(Coded):
             yield *self._entries(self._record.to(device)), None
 
     def pick(self, index: Tensor) -> Tensor:
-        picked = torch.zeros(len(index))
+        picked = index.new_zeros(len(index), dtype=torch.float32)
         if len(self._index):
             place = torch.searchsorted(self._index, index).clamp_(max=len(self._index) - 1)
             is_sent = self._index[place] == index
@@ -276,7 +276,7 @@ class _SparseCoded(Coded):
     def _entries(self, record: Tensor) -> tuple[Tensor, Tensor]:
         """Indices into the flat tensor, ascending, and the values there."""
         indices = [torch.empty(0, dtype=torch.int64, device=record.device)]
-        values = [torch.empty(0, device=record.device)]
+        values = [record.new_empty(0, dtype=torch.float32)]
         for part in _RECORD.parts(record, self._num_values):
             count = _num_kept(part.width)
             upper, low, codes = _columns(part)

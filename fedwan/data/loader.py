@@ -115,7 +115,7 @@ class _Order:
         assert num_samples > 0 and batch_size > 0
         self._num_samples, self._batch_size = num_samples, batch_size
         self._generator, self._places = generator, places or self._dealt
-        self._order = torch.empty(0, dtype=torch.int64)
+        self._order = torch.empty(0, dtype=torch.int64, device="cpu")
         self._position = self._drawn = 0
         self._states: deque[dict[str, Tensor]] = deque()
 
@@ -131,7 +131,9 @@ class _Order:
         missing = self._batch_size
         while missing:
             if self._position == len(self._order):
-                self._order = torch.randperm(self._num_samples, generator=self._generator)
+                self._order = torch.randperm(
+                    self._num_samples, generator=self._generator, device="cpu"
+                )
                 self._position = 0
             parts.append(self._order[self._position : self._position + missing])
             self._position += len(parts[-1])
@@ -147,8 +149,8 @@ class _Order:
         return {
             "generator": self._generator.get_state(),
             "order": self._order,
-            "position": torch.tensor(self._position),
-            "taken": torch.tensor(self._drawn),
+            "position": torch.tensor(self._position, device="cpu"),
+            "taken": torch.tensor(self._drawn, device="cpu"),
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -241,7 +243,8 @@ class Loader:
     def _next(self) -> Any:
         for _ in range(2):
             if self._batches is None:
-                self._batches = iter(self._loader)
+                with torch.device("cpu"):  # it draws a seed, from a generator there
+                    self._batches = iter(self._loader)
             try:
                 return next(self._batches)
             except StopIteration:  # a stream's epoch is over
@@ -257,7 +260,8 @@ class Loader:
     def _mirrored(self, batch: Any) -> Any:
         x = batch["x"] if isinstance(batch, dict) else batch.x
         seed = derive_seed(self._generator.initial_seed(), "flip", self._taken)
-        draws = torch.rand(len(x), generator=torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(seed)
+        draws = torch.rand(len(x), generator=generator, dtype=torch.float32, device="cpu")
         chosen = (draws < 0.5).to(x.device).view(-1, 1, 1, 1)
         return _replaced(batch, "x", torch.where(chosen, x.flip(-1), x))
 
@@ -269,8 +273,8 @@ class Loader:
         torch.save(self._loader.state_dict(), written)
         return {
             "stream": torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8),
-            "taken": torch.tensor(self._taken),
-            "workers": torch.tensor(self._workers),
+            "taken": torch.tensor(self._taken, device="cpu"),
+            "workers": torch.tensor(self._workers, device="cpu"),
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

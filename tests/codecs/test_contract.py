@@ -27,7 +27,7 @@ from fedwan.codecs import (
 )
 from fedwan.errors import ConfigError, PayloadError
 from fedwan.state import Layout, Role, State, clone
-from tests.support import StrictSource, read_all, same_bits, spec
+from tests.support import StrictSource, other_defaults, read_all, same_bits, spec
 
 CODECS = {
     codec.name: codec for codec in (fp32(), bf16(), int8(), int4(), float4(), int2(), topk2())
@@ -123,6 +123,27 @@ def test_a_codec_is_found_by_its_name_and_a_typo_is_told_the_nearest() -> None:
 
 
 # What goes in comes out --------------------------------------------------------------------------
+
+
+@every_codec
+def test_nothing_depends_on_what_a_script_has_made_torchs_default(codec: Codec) -> None:
+    layout = {name: s for name, s in LAYOUT.items() if s.role is Role.PARAMETER}
+    index, turned = torch.tensor([1, 5, 9]), torch.zeros(4, 3).t()
+
+    def passed() -> tuple[list[bytes], State, State, State]:
+        payload, owed = with_feedback(codec).encode(STATE, {}, layout)
+        picked = {n: c.pick(index) for n, c in codec.read_each(payload, layout) if n == "g/weight"}
+        added = {"t": turned.clone()}
+        next(c for n, c in codec.read_each(payload, layout) if n == "d/transposed").add_to(
+            added["t"]
+        )
+        return [read_all(payload)], owed, codec.decode(payload, layout), picked | added
+
+    expected = passed()
+    for dtype in (torch.bfloat16, torch.float64):
+        with other_defaults(dtype):
+            found = passed()
+        assert found[0] == expected[0] and all(map(same_bits, found[1:], expected[1:]))
 
 
 @every_codec

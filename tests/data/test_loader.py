@@ -17,6 +17,7 @@ from fedwan.data import InMemory
 from fedwan.data.loader import Loader
 from fedwan.errors import CheckpointError, ConfigError
 from fedwan.workloads.base import Batch
+from tests.support import other_defaults
 
 
 class Noisy(Dataset[Any]):
@@ -89,6 +90,19 @@ def test_captions_in_memory_are_taken_with_their_samples() -> None:
     assert batch["x"].tolist() == batch["pair"][0].tolist() == [2, 0]
     assert batch["caption"] == ["c", "a"] and held[1]["caption"] == "b"
     assert set(next(loader(held, 3))["caption"]) == {"a", "b", "c"}
+
+
+def test_batches_do_not_depend_on_what_a_script_has_made_torchs_default() -> None:
+    x = torch.arange(48.0).view(12, 1, 2, 2)
+
+    def batches() -> list[torch.Tensor]:
+        held, generator = InMemory(Batch(x, x)), torch.Generator().manual_seed(0)
+        source = Loader(held, 5, generator, flip=True)
+        return [next(source).x for _ in range(4)] + list(source.state_dict().values())
+
+    expected = batches()
+    with other_defaults(torch.float64):
+        assert all(map(torch.equal, batches(), expected))
 
 
 def test_the_state_of_another_shard_is_refused() -> None:
