@@ -17,7 +17,7 @@ from fedwan.config import InnerConfig
 from fedwan.errors import CheckpointError, UserError
 from fedwan.site.group import is_cut, local, piece_like
 from fedwan.state import State, network_of
-from fedwan.workloads.optim import begin_moments
+from fedwan.workloads.optim import begin_moments, counted_beside
 
 
 class NamedOptimizers:
@@ -77,6 +77,7 @@ class NamedOptimizers:
     def load(self, flat: Mapping[str, Tensor], *, is_whole: bool = True) -> None:
         """Have these moments and no others; learning rates stay as they are."""
         self.forget()
+        beside = {key: counted_beside(o) for key, o in self.optimizers.items()}
         for name, value in flat.items():
             head, _, parameter = name.partition("|")
             key, _, field = head.rpartition(":")
@@ -86,7 +87,13 @@ class NamedOptimizers:
                     "networks and optimisers that the run began with"
                 )
             param = self.params[parameter]
-            self.optimizers[key].state[param][field] = _placed(field, value, param, is_whole)
+            # A copy: an optimiser writes to it, and what it came from must not change.
+            value = value.detach().clone()
+            if field != "step":
+                value = _placed(value, param, is_whole)
+            elif param in beside[key]:
+                value = value.to(param.device)
+            self.optimizers[key].state[param][field] = value
 
     def groups(self) -> dict[str, list[dict[str, Any]]]:
         """Settings of each optimiser's parameter groups, learning rates among them."""
@@ -120,11 +127,8 @@ def _held(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
-def _placed(field: str, value: Tensor, param: Tensor, is_whole: bool) -> Tensor:
-    """A copy of a moment: an optimiser writes to it, and what it came from must not change."""
-    value = value.detach().clone()
-    if field == "step":  # stays where it is, as torch's own `load_state_dict` has it
-        return value
+def _placed(value: Tensor, param: Tensor, is_whole: bool) -> Tensor:
+    """A moment on its parameter's device, and cut as that is."""
     value = value.to(param.device)
     if not is_cut(param) or value.shape != (param.shape if is_whole else local(param).shape):
         return value

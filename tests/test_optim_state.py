@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedwan.config import InnerConfig
 from fedwan.errors import CheckpointError, UserError
 from fedwan.optim_state import NamedOptimizers
 from fedwan.state import read_tensors, state_of, write_tensors
@@ -51,6 +52,22 @@ def test_a_resumed_optimiser_goes_on_bit_for_bit_in_any_order_of_parameters(
     train(network, named, range(4, 8))
     train(again, other, range(4, 8))
     assert same_bits(state_of({"g": network}), state_of({"g": again}))
+
+
+@pytest.mark.parametrize(
+    ("setting", "device"), [("fused", "meta"), ("capturable", "meta"), ("foreach", "cpu")]
+)
+def test_steps_are_counted_where_torch_counts_them(setting: str, device: str) -> None:
+    network = nn.Linear(3, 2, device="meta")
+    optimizer = torch.optim.AdamW(network.parameters())
+    optimizer.param_groups[0][setting] = True
+    named = NamedOptimizers.of({"g": network}, {"o": optimizer})
+    named.load({"o:step|g/weight": torch.tensor(3.0), "o:exp_avg|g/weight": torch.zeros(2, 3)})
+    assert optimizer.state[network.weight]["step"].device.type == device
+    assert optimizer.state[network.weight]["exp_avg"].device.type == "meta"
+    named.forget()
+    named.begin({"g": InnerConfig(name="adamw")})
+    assert optimizer.state[network.bias]["step"].device.type == device
 
 
 def test_parameters_moments_and_fields_that_cannot_be_named_are_refused() -> None:

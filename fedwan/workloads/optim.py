@@ -171,10 +171,19 @@ def begin_moments(
     config: InnerConfig, optimizer: torch.optim.Optimizer, params: Iterable[Tensor]
 ) -> None:
     """Give parameters that have not stepped yet the moments of zero steps: no bit changes."""
+    beside = counted_beside(optimizer)
     for param in params:
         if not optimizer.state[param]:
-            moments = _moments(config, param.ndim)
-            optimizer.state[param] = {field: _zero(field, param) for field in moments}
+            state = {field: _zero(field, param) for field in _moments(config, param.ndim)}
+            if "step" in state and param in beside:
+                state["step"] = state["step"].to(param.device)
+            optimizer.state[param] = state
+
+
+def counted_beside(optimizer: torch.optim.Optimizer) -> set[Tensor]:
+    """Parameters whose steps torch counts on their own device, and not on the CPU."""
+    groups = [g for g in optimizer.param_groups if g.get("fused") or g.get("capturable")]
+    return {param for group in groups for param in group["params"]}
 
 
 def model_name(name: str) -> str:
