@@ -61,7 +61,8 @@ class Folder:
         self.factor = 2 ** (len(vae.get("block_out_channels", [0])) - 1)
         """Pixels a side of one latent value."""
         found = read_json(self.path / "scheduler" / "scheduler_config.json")
-        self.denoising = Denoising(found, "", min_snr, noise_offset)
+        # Latents have no range; schedulers that clip are those of pixels.
+        self.denoising = Denoising({"clip_sample": False} | found, "", min_snr, noise_offset)
 
     def load(self, part: str, device: torch.device | str) -> nn.Module:
         """A part with its weights, in evaluation mode; on torch's meta device without."""

@@ -149,6 +149,21 @@ def _edit(path: Path, **settings: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
 
 
+def test_latents_are_not_clipped_where_the_folder_does_not_ask_for_it(
+    pipeline: Path, pictures: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(pipeline, tmp_path / "sd")
+    path = folder / "scheduler" / "scheduler_config.json"
+    found = json.loads(path.read_text())
+    assert found.pop("clip_sample") is False
+    path.write_text(json.dumps(found))
+    made = [
+        Trained(config(each, pictures), tmp_path, steps=0).workload.sample(2, 0)
+        for each in (pipeline, folder)
+    ]
+    assert torch.equal(*made)
+
+
 @pytest.mark.parametrize(
     ("file", "settings", "model", "text"),
     [
