@@ -56,8 +56,7 @@ class TinyNetwork(nn.Module):
         self.again = nn.Linear(6, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.again(torch.tanh(self.norm(self.first(x))))
-        return out
+        return self.again(torch.tanh(self.norm(self.first(x))))
 
 
 class TinyWorkload:
@@ -100,8 +99,7 @@ class TinyWorkload:
 
     def sample(self, num: int, seed: int) -> Tensor:
         network = next(iter(self.networks.values()))
-        out: Tensor = network(torch.zeros(num, 2))
-        return out
+        return network(torch.zeros(num, 2))
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         network = next(iter(self.networks.values()))
@@ -144,8 +142,7 @@ def build_strategy(
     config.codec.up = codec.get("up", "fp32")
     config.codec.down = codec.get("down", "fp32")
     resolve_strategy(recipe, config, {name: "adversarial" for name in inner})
-    strategy: Strategy = recipe.build(config)
-    return strategy
+    return recipe.build(config)
 
 
 @dataclass
@@ -216,8 +213,7 @@ def run_tiny(
 
 def hub_of(link: Any) -> Servicer:
     """The coordinator at the other end of a loopback link."""
-    hub: Servicer = link._hub
-    return hub
+    return link._hub
 
 
 class WrappedLink:
@@ -262,8 +258,7 @@ class DyingLink(WrappedLink):
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
         if header.version == self._version:
             raise Stopped
-        receipt: wire.Receipt = self._inner.upload(header, payload)
-        return receipt
+        return self._inner.upload(header, payload)
 
 
 class DawdlingLink(WrappedLink):

@@ -8,8 +8,7 @@ from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 
 
 def draw(rng: NamedGenerators, name: str, num: int = 4) -> list[float]:
-    out: list[float] = torch.rand(num, generator=rng[name]).tolist()
-    return out
+    return torch.rand(num, generator=rng[name]).tolist()
 
 
 def test_a_seed_is_the_same_for_ever() -> None:

@@ -45,8 +45,7 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 def summary(out: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((out / "summary.json").read_text())
-    return content
+    return json.loads((out / "summary.json").read_text())
 
 
 def rows(out: Path) -> list[dict[str, Any]]:

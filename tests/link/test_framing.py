@@ -117,8 +117,7 @@ def test_normal_values_lose_what_their_codes_do_not_need_and_noise_nothing(
 
 
 def frame(data: bytes, **options: bool) -> bytes:
-    packed: bytes = zstandard.ZstdCompressor(**options).compress(data)
-    return packed
+    return zstandard.ZstdCompressor(**options).compress(data)
 
 
 @pytest.mark.parametrize(

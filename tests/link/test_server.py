@@ -49,8 +49,7 @@ class Setting:
         return header
 
     def upload(self, *parts: Part[wire.UploadHeader]) -> wire.Receipt:
-        receipt: wire.Receipt = self.stub.Upload(iter(parts), timeout=10)
-        return receipt
+        return self.stub.Upload(iter(parts), timeout=10)
 
     def others_are_served(self) -> None:
         with dialling(self.plane.port, self.identities / "s2") as link:

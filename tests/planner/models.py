@@ -31,8 +31,7 @@ def strategy_of(
         setattr(config.round, key, value)
     recipe = load_strategy(name)
     resolve_strategy(recipe, config, {"model": "regression"})
-    strategy: Strategy = recipe.build(config)
-    return strategy
+    return recipe.build(config)
 
 
 def course(

@@ -146,8 +146,7 @@ def measured() -> tuple[Ended, list[float]]:
         return {"fd": seen[-1], "fd_floor": 0.0}
 
     def sample(num: int, seed: int) -> torch.Tensor:
-        out: torch.Tensor = nets[0](torch.zeros(num, 16)).view(num, 1, 4, 4)
-        return out
+        return nets[0](torch.zeros(num, 16)).view(num, 1, 4, 4)
 
     return take_steps("fsdp", evaluate=evaluate, sample=sample, keep=nets.append), seen
 

@@ -21,8 +21,7 @@ from tests.sites.support import Run, equal, refused
 
 @pytest.fixture(params=["mlp_teacher", "dit_teacher"])
 def teacher(request: pytest.FixtureRequest) -> Path:
-    folder: Path = request.getfixturevalue(request.param)
-    return folder
+    return request.getfixturevalue(request.param)
 
 
 def config(teacher: Path, **model: Any) -> Config:

@@ -43,8 +43,7 @@ def test_each_network_gets_the_gradient_of_its_own_loss_at_the_present_weights()
     edges, photo = batch.x[:, :1], batch.x[:, 1:]
 
     def made() -> Tensor:
-        image: Tensor = g(edges, NamedGenerators(0, "twin")["dropout"])
-        return image
+        return g(edges, NamedGenerators(0, "twin")["dropout"])
 
     beside = torch.cat([edges, made().detach()], dim=1)
     loss_d = (bce(d(batch.x), 1) + bce(d(beside), 0)) / 2
