@@ -12,7 +12,6 @@ from fedwan.errors import PayloadError
 from tests.support import spec
 
 PEAK = {"int8": 127.0, "int4": 7.0, "float4": 1.0}
-BITS = {"int8": 8, "int4": 4, "float4": 4, "int2": 2}
 WIDTH = {"int8": 128, "int4": 128, "float4": 128, "int2": 512}
 LARGEST_BF16 = 0x7F7F
 

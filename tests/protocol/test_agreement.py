@@ -18,7 +18,6 @@ from fedwan.state import Role, TensorSpec, layout_to_json
 
 LAYOUT = {"unet/w": TensorSpec((2, 3), torch.float32, Role.PARAMETER)}
 WIDER = {"unet/w": TensorSpec((2, 4), torch.float32, Role.PARAMETER)}
-COUNTED = {"unet/z": TensorSpec((), torch.int64, Role.COUNTER)}
 NAMES = ("s1", "s2", "s3", "s4")
 
 
