@@ -95,12 +95,12 @@ def simulate(
     config = copy.deepcopy(config)
     config.checkpoint.every = config.checkpoint.every or max(1, config.steps)
     run = CoordinatedRun(config, RUN_ID, folder, record, lambda *_: None, strategy, SILENCE_S)
-    resumed_version, _ = run.resume() if resume else (None, "")
+    resumed, _ = run.resume() if resume else (None, "")
     dump(config, folder / "config.yaml")
     is_masked, authority = config.codec.up in MASKED, folder / "pki"
     if is_masked and not authority.exists():
         federation(authority, (), site_names(config))
-    recorder = Recorder(folder, resumed_version)
+    recorder = Recorder(folder, resumed)
     record(run.opening())
 
     def member(name: str, absence: Absence | None) -> Membership:

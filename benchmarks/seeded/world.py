@@ -274,7 +274,7 @@ class World:
         )
         if run.hub.masking:
             run.hub.masking.identity = self._identities["coordinator"]
-        version, complaint = (0, "") if is_new else run.resume()
+        (version, held), complaint = ((0, []), "") if is_new else run.resume()
         if is_new:
             self._decided.clear()  # nothing is left of the run
         for name, entry in run.hub.registry.sites.items():
@@ -283,12 +283,11 @@ class World:
                 self.violated(f"{name} was {decided}, and is {entry.standing}")
         tear_journal(folder, self._tears)
         dump(self.config, folder / "config.yaml")
-        recorder = Recorder(folder, None if is_new else version)
+        recorder = Recorder(folder, None if is_new else (version, held))
         recorder.write(run.opening())
         self.note(complaint or f"coordinator begins at version {version}")
         if version < self._promised:
             self.violated(f"version {self._promised} was called durable, and is lost")
-        held = read_tensors_meta(checkpoint)["versions"] if version else []
         self._merged = {k: v for k, v in self._merged.items() if held and v <= held[k.fragment]}
         self._saved = [min(held, default=0)]
         self._observe(run)

@@ -40,6 +40,7 @@ from fedwan.fragments import Fragment
 from fedwan.link.client import CHUNK_BYTES
 from fedwan.memory import Tidier
 from fedwan.output.journal import JOURNAL
+from fedwan.output.records import Resumed
 from fedwan.protocol.agreement import Agreement, Claim
 from fedwan.protocol.evaluation import Evaluation
 from fedwan.protocol.gate import Gate
@@ -115,8 +116,8 @@ class CoordinatedRun:
 
     # The story -----------------------------------------------------------------------------
 
-    def resume(self) -> tuple[int, str]:
-        """Go on from the checkpoint in the run's folder: its version, and a complaint or nothing.
+    def resume(self) -> tuple[Resumed, str]:
+        """Go on from the checkpoint in the run's folder: where, and a complaint or nothing.
 
         Raises:
             CheckpointError: there is none that is whole, or it is not of this run's strategy.
@@ -138,8 +139,8 @@ class CoordinatedRun:
             if not self._registry.objection(verb, site):
                 self.hub.decide(verb, site)
         self._settle(claim)
-        self._resumed = GlobalModel.load(folder, self._strategy, self.config)
-        return self._resumed.version, complaint
+        self._resumed = model = GlobalModel.load(folder, self._strategy, self.config)
+        return (model.version, list(model.versions)), complaint
 
     def opening(self) -> dict[str, Any]:
         """The journal's line that this start of the run begins with."""

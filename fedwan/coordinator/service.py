@@ -46,8 +46,8 @@ def run_coordinator(
         lambda *picture: outputs.samples(*picture),
         silence_s=SILENT_HEARTBEATS * HEARTBEAT_S,
     )
-    resumed_version, complaint = run.resume() if resume else (None, "")
-    with Outputs(config, out, resumed_version) as outputs:
+    resumed, complaint = run.resume() if resume else (None, "")
+    with Outputs(config, out, resumed) as outputs:
         outputs.record(run.opening())
         if complaint:
             run.event("warning", None, complaint)

@@ -75,8 +75,13 @@ class SiteRow:
     seen_t: float = 0.0
     since: float = 0.0
     """When its state began, in Unix seconds."""
-    versions: set[int] = field(default_factory=set)
-    """Of the rounds that it took part in."""
+    versions: set[tuple[int, int]] = field(default_factory=set)
+    """Fragments and versions that it took part in."""
+
+    @property
+    def rounds(self) -> int:
+        """That it took part in: the first fragment travels once in each."""
+        return sum(fragment == 0 for fragment, _ in self.versions)
 
     @property
     def utilisation(self) -> float | None:
@@ -94,7 +99,7 @@ class SiteRow:
         if is_now:
             has_gone = self.state in ("left", "ejected")  # it was merged afterwards
             self.state, self.seen_t = self.state if has_gone else "training", record.t
-        self.versions.add(record.version)
+        self.versions.add((record.fragment, record.version))
         self.step = record.step
         self.losses = dict(record.losses) or self.losses  # two fragments may leave after one step
         self.spend(vars(record))
@@ -136,7 +141,8 @@ class Board:
     def take(self, record: Record) -> None:
         """Account for one record."""
         if isinstance(record, RoundRecord):
-            self.version = max(self.version, record.version)
+            if record.fragment == 0:  # it travels once a round
+                self.version = max(self.version, record.version)
             self.step = max(self.step, record.run_step)
             row = self.sites.setdefault(record.site, SiteRow(record.site))
             row.take(record, is_now=record.t >= self._since)

@@ -16,7 +16,7 @@ from fedwan.config import Config, dump
 from fedwan.errors import ConfigError
 from fedwan.extras import require
 from fedwan.files import hash_file, replace_text
-from fedwan.output.records import EventRecord, QualityRecord, Record, Recorder
+from fedwan.output.records import EventRecord, QualityRecord, Record, Recorder, Resumed
 from fedwan.output.report import write_report
 from fedwan.output.samples import SAMPLES_KEPT, draw_samples
 from fedwan.output.summary import Summary, privacy_of, write_summary
@@ -32,19 +32,19 @@ class Outputs:
     """All files of a run's folder but its checkpoints and logs: see docs/deploy.md.
 
     A context: however the run ends, the report is written if it can be. Safe to call from several
-    threads. A resumed run goes on from `resumed_version`; a new one has none.
+    threads. A resumed run goes on from `resumed`; a new one has none.
     """
 
-    def __init__(self, config: Config, out: Path, resumed_version: int | None = None) -> None:
+    def __init__(self, config: Config, out: Path, resumed: Resumed | None = None) -> None:
         self._config = config
         self._out = out
         out.mkdir(parents=True, exist_ok=True)
         dump(config, out / "config.yaml")
-        if resumed_version is None:
+        if resumed is None:
             # Left by a run that failed before its first checkpoint: no part of this one.
             for name in ("summary.json", "samples.png", "report.html"):
                 (out / name).unlink(missing_ok=True)
-        self._recorder = Recorder(out, resumed_version)
+        self._recorder = Recorder(out, resumed)
         self._wandb = _WandbLog(config, out)
         self._is_kept_said = False
 

@@ -127,20 +127,23 @@ def to_record(row: Mapping[str, Any]) -> Record | None:
     return None
 
 
+Resumed = tuple[int, Sequence[int]]
+"""Where a run goes on: whole rounds that it has had, and the version of each fragment."""
+
+
 class Recorder:
     """Appends records to the files of a run's folder. Safe to call from several threads.
 
-    A resumed run keeps them, less the rounds and the quality of versions after `resume_version`,
-    which are about to be made again.
+    A resumed run keeps them, less the rounds and the quality that are about to be made again.
     """
 
-    def __init__(self, out: Path, resume_version: int | None = None) -> None:
+    def __init__(self, out: Path, resumed: Resumed | None = None) -> None:
         path = out / METRICS
-        kept = "" if resume_version is None else _lines_until(path, resume_version)
+        kept = "" if resumed is None else _lines_until(path, *resumed)
         replace_text(path, kept)
         self._file: TextIO = path.open("a", encoding="utf-8")
         self._lock = Lock()
-        self._journal = Journal(out / JOURNAL, is_new=resume_version is None)
+        self._journal = Journal(out / JOURNAL, is_new=resumed is None)
         if cut := self._journal.num_cut:
             text = f"{cut} bytes at the end of {JOURNAL} were no whole line; they are cut off"
             self.write({"kind": "event", "event": "warning", "site": None, "text": text})
@@ -192,10 +195,13 @@ def _read(path: Path) -> Iterator[tuple[str, Record]]:
             yield line, record
 
 
-def _lines_until(path: Path, version: int) -> str:
-    return "".join(
-        f"{x}\n" for x, record in _read(path) if getattr(record, "version", 0) <= version
-    )
+def _lines_until(path: Path, rounds: int, versions: Sequence[int]) -> str:
+    def is_kept(record: Record) -> bool:
+        if isinstance(record, RoundRecord):
+            return record.version <= versions[record.fragment]
+        return getattr(record, "version", 0) <= rounds
+
+    return "".join(f"{line}\n" for line, record in _read(path) if is_kept(record))
 
 
 def finite(value: Any) -> Any:

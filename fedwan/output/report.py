@@ -159,7 +159,7 @@ def _per_site(
 def _site(row: SiteRow) -> list[str]:
     moved = (bytes_text(row.bytes_up), bytes_text(row.bytes_down))
     spent = (duration_text(row.compute_s), duration_text(row.wait_s), percent_text(row.utilisation))
-    return [row.name, f"{len(row.versions):,}", f"{row.step:,}", *spent, *moved]
+    return [row.name, f"{row.rounds:,}", f"{row.step:,}", *spent, *moved]
 
 
 def _finding(event: EventRecord) -> list[str]:

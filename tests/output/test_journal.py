@@ -37,7 +37,7 @@ def killed_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     with (folder / JOURNAL).open("a") as file:
         file.write('{"kind":"event","event":"ver')
     (sha256,) = run_tiny(folder, config, resume=True).hashes
-    with Outputs(config, folder, resumed_version=5) as outputs:
+    with Outputs(config, folder, resumed=(5, [5])) as outputs:
         outputs.record(event_row("lost", "s1"))
         outputs.record(event_row("rejected", "s1"))
         outputs.finish(FakeTotals(), 1.0, 5, 500, sha256)  # type: ignore[arg-type]

@@ -91,6 +91,15 @@ def test_it_tells_the_phases_of_a_run(board: Board) -> None:
     assert board.phase == "done"
 
 
+def test_a_round_is_one_though_a_network_travels_several_times_in_it(board: Board) -> None:
+    for version in range(1, 9):
+        row = round_row(version, "s1") | {"run_step": 10 * (version // 4), "fragment": 1}
+        board.take(record_of(row, float(version)))
+        if version % 4 == 0:
+            board.take(record_of(round_row(version // 4, "s1"), version + 0.5))
+    assert board.version == board.sites["s1"].rounds == 2
+
+
 def test_it_sums_what_sites_did_and_measures_their_speed(board: Board) -> None:
     assert board.total.utilisation is None
     board.take(record_of(round_row(1, "s1"), 100.0))
@@ -148,6 +157,6 @@ def test_a_follower_begins_again_when_a_resumed_run_replaces_the_file(tmp_path: 
     recorder.close()
     follower = Follower(tmp_path, make_config(tmp_path))
     follower.poll()
-    Recorder(tmp_path, resume_version=2).close()
+    Recorder(tmp_path, resumed=(2, [2])).close()
     follower.poll()
     assert follower.board.version == 2 and follower.board.sites["s1"].bytes_up == 2000

@@ -49,7 +49,7 @@ def test_a_run_that_breaks_leaves_a_report_but_no_summary_and_its_records_when_r
         raise RuntimeError("broken")
     assert (tmp_path / "report.html").exists()
     assert not (tmp_path / "summary.json").exists()
-    with Outputs(make_config(tmp_path), tmp_path, resumed_version=1) as outputs:
+    with Outputs(make_config(tmp_path), tmp_path, resumed=(1, [1])) as outputs:
         outputs.record(round_row(2, "s1"))
     records = read_records(tmp_path)
     rounds = [(r.version, r.site) for r in records if isinstance(r, RoundRecord)]

@@ -21,7 +21,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def record(path: Path, *rows: dict[str, Any], resume: int | None = None) -> None:
-    recorder = Recorder(path.parent, resume)
+    recorder = Recorder(path.parent, None if resume is None else (resume, [resume, 4 * resume]))
     for row in rows:
         recorder.write(row)
     recorder.close()
@@ -66,12 +66,14 @@ def test_a_resumed_run_drops_what_it_will_make_again_and_keeps_what_happened(pat
     for version in (1, 2, 3):
         rows = (round_row(version, "s1"), quality_row(version, 1.0))
         record(path, *rows, event_row(f"after-{version}", None), resume=version)
+    for version in (7, 8, 9, 10):  # of a network that travels four times a round
+        record(path, round_row(version, "s1") | {"fragment": 1}, resume=3)
     with path.open("a") as file:
         file.write('{"kind":"round","t":')
     record(path, round_row(3, "s2"), resume=2)
     records = read_records(path.parent)
     rounds = [(r.version, r.site) for r in records if isinstance(r, RoundRecord)]
-    assert rounds == [(1, "s1"), (2, "s1"), (3, "s2")]
+    assert rounds == [(1, "s1"), (2, "s1"), (7, "s1"), (8, "s1"), (3, "s2")]
     assert [r.version for r in records if isinstance(r, QualityRecord)] == [1, 2]
     events = [r.event for r in records if isinstance(r, EventRecord)]
     assert events == ["after-1", "after-2", "after-3"]
