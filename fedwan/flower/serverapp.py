@@ -31,6 +31,7 @@ from fedwan.errors import ConfigError
 from fedwan.flower.processes import Backoff
 from fedwan.flower.status import RUN, Start, reported, serverapp_files
 from fedwan.link.base import Ticket
+from fedwan.protocol.limits import shown
 
 ACTION = "train.ticket"
 """Flower's message type of a ticket, handled by `@app.train("ticket")`."""
@@ -39,6 +40,7 @@ RECORD = "fedwan"
 
 _TTL_S = 60.0 * 60 * 24 * 90
 _LONGEST_WAIT_S = 60.0
+_LONGEST_TEXT, _LONGEST_NAME = 1000, 64
 
 _log = logging.getLogger(__name__)
 
@@ -137,12 +139,14 @@ class TicketSender:
 
     def _settle(self, node: _Node, answer: Message) -> None:
         if answer.has_error():
-            reason = " ".join(answer.error.reason.split())
+            reason = shown(answer.error.reason, _LONGEST_TEXT)
             self._again(node, f"a SuperNode answered: {reason} ({answer.error.code})")
             return
         record = answer.content.config_records.get(RECORD, ConfigRecord())
-        outcome, text = str(record.get("outcome", "")), str(record.get("text", ""))
-        site = str(record.get("site", "unknown"))
+        outcome = str(record.get("outcome", ""))
+        # As the SuperNode has it; what decides anything is the data plane's.
+        text = shown(str(record.get("text", "")), _LONGEST_TEXT)
+        site = shown(str(record.get("site", "unknown")), _LONGEST_NAME)
         if outcome in ("refused", "failed"):
             self._on_failure(site, text)
         if outcome not in ("done", "stopped", "refused"):

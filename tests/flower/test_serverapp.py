@@ -143,6 +143,17 @@ def test_the_coordinator_is_told_who_failed_and_how_and_a_new_ticket_is_sent() -
     assert office.failures == [("s1", "'train.py' was killed (status -9)")]
 
 
+def test_what_a_supernode_says_is_cut_and_does_nothing_to_a_terminal(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    office = Office(11)
+    office.grid.answer(0, site="s" * 999, outcome="refused", text="\x1b]0;owned\x07\n" * 999)
+    office.look(3, every_s=1000)
+    ((site, text),) = office.failures
+    assert len(site) == 64 and len(text) == 1000
+    assert all(line.isprintable() for line in (text, *caplog.messages))
+
+
 def test_a_ticket_that_superlink_forgot_hides_no_other_answer() -> None:
     office = Office(11, 12)
     office.grid.forgotten.add(office.grid.sent[0].metadata.message_id)
