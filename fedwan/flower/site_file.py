@@ -117,4 +117,8 @@ def find_command(config: Config, site: SiteFile) -> tuple[list[str], str]:
             f"command {words[0]!r} is not to be found on the PATH or in {site.folder}; "
             "give a program that is, as in command: python train.py"
         )
+    script = next((word for word in words[1:] if word.endswith(".py")), "")
+    starts_it = words[0].startswith(("python", "torchrun")) and not {"-m", "-c"} & {*words}
+    if starts_it and script and not (Path(site.folder) / script).is_file():
+        raise ConfigError(f"command {site.command!r}: there is no {script!r} in {site.folder}")
     return [found, *words[1:]], site.folder

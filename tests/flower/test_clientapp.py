@@ -236,6 +236,11 @@ def test_a_script_that_is_killed_is_started_again_while_it_leaves_newer_checkpoi
     [
         ("", "command", "this site has none; add a line command: … to its SITE.yaml"),
         ("no-such-program x", "command", "command 'no-such-program' is not to be found"),
+        (
+            "python nothere.py",
+            "command",
+            "command 'python nothere.py': there is no 'nothere.py' in",
+        ),
         ("", "gan", "workload = 'gan' is not among the recipes that this site allows .flow."),
     ],
 )
