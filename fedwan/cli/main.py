@@ -62,6 +62,10 @@ def _exit_code(words: list[str]) -> int:
     except FedwanError as error:
         lines = str(error).splitlines() if isinstance(error, ConfigError) else [str(error)]
         return _say(error.exit_code, *lines)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _say(UserError.exit_code, f"{error.filename}: {error.strerror}")
     except click.exceptions.NoArgsIsHelpError as error:
         typer.echo(error.format_message())
         return 0

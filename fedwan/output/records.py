@@ -180,7 +180,8 @@ def read_records(out: Path) -> list[Record]:
 
 def _read(path: Path) -> Iterator[tuple[str, Record]]:
     """Records of a file, with their lines."""
-    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    lines = text.split("\n")
     for number, line in enumerate(lines, start=1):
         try:
             record = to_record(json.loads(line)) if line.strip() else None
