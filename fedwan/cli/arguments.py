@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-from fedwan.errors import ConfigError
 
 
 def argument(metavar: str, help: str = "") -> Any:
@@ -63,25 +59,8 @@ def resuming(run: Path) -> str:
     return f"fedwan run {path} --resume"
 
 
-def write_option(option: str, path: Path | None, text: str = "") -> None:
+def write_option(path: Path | None, text: str = "") -> None:
     """Write the file that an option names; without a text, only see that it can be written."""
     if path is not None:
-        with _named(option, path, "written"), path.open("w" if text else "a") as file:
+        with path.open("w" if text else "a") as file:
             file.write(text)
-
-
-def make_folder(key: str, folder: Path, mode: int = 0o777) -> None:
-    """Make the folder that a key names, unless it is there."""
-    with _named(key, folder, "made"):
-        folder.mkdir(mode, parents=True, exist_ok=True)
-
-
-@contextmanager
-def _named(key: str, path: Path, what: str) -> Iterator[None]:
-    """Tell an `OSError` as a mistake in what names the path."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"{key} = {str(path)!r} cannot be {what} ({error.strerror}); choose another path"
-        ) from None

@@ -78,7 +78,7 @@ def run(
     board, records = read_run(run_dir)
     findings = list(diagnose(records))
     found = json.dumps([finding._asdict() for finding in findings], indent=2)
-    write_option("--json", json_path, f"{found}\n")
+    write_option(json_path, f"{found}\n")
     typer.echo(f"{run_dir}: {_headline(board)}\n")
     warnings = [finding for finding in findings if finding.is_warning]
     if not warnings:
@@ -140,7 +140,7 @@ def link(
     for name, value, least, most in (("--seconds", seconds, 0.5, 30), ("--rate", rate, 0, 1e6)):
         if not least <= value <= most:
             raise ConfigError(f"{name} = {value:g} is out of range; choose {least:g} to {most:g}")
-    write_option("--json", json_path)  # told before the measurement, not after it
+    write_option(json_path)  # told before the measurement, not after it
     # Imported late, so that a wrong word is told at once.
     from fedwan.link.measure import advise, measure
     from fedwan.link.tls import Identity
@@ -150,7 +150,7 @@ def link(
     for name, text in _link_rows(found, advice):
         typer.echo(f"{name:<11}  {text}")
     figures = asdict(found) | {"advice": None if advice is None else asdict(advice)}
-    write_option("--json", json_path, json.dumps(figures, indent=2) + "\n")
+    write_option(json_path, json.dumps(figures, indent=2) + "\n")
 
 
 def _link_settings(path: Path | None, words: list[str]) -> LinkConfig:

@@ -89,8 +89,8 @@ def plan(
     """
     path, given = file_and_words(words)
     config, named = _read_settings(path, given, link)
-    for name, target in (("--json", json_path), ("--yaml", yaml_path)):
-        write_option(name, target)  # told before the work, not after it
+    for target in (json_path, yaml_path):
+        write_option(target)  # told before the work, not after it
     # Imported late, so that a wrong word is told at once.
     from fedwan.planner.candidates import candidates
     from fedwan.planner.predict import predict
@@ -111,8 +111,8 @@ def plan(
         typer.echo(f"as configured: {summary_of(predict(own, question, cache))}")
     typer.echo(f"advice: {why(ranked, question)}")
     rows = [row_of(prediction, question) for prediction in ranked]
-    write_option("--json", json_path, "".join(json.dumps(row) + "\n" for row in rows))
-    write_option("--yaml", yaml_path, _yaml_of(ranked[0].candidate, path, given))
+    write_option(json_path, "".join(json.dumps(row) + "\n" for row in rows))
+    write_option(yaml_path, _yaml_of(ranked[0].candidate, path, given))
 
 
 def _read_settings(

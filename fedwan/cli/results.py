@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedwan.cli.arguments import JsonPath, NewFolder, RunFolder, make_folder, write_option
+from fedwan.cli.arguments import JsonPath, NewFolder, RunFolder, write_option
 from fedwan.errors import UserError
 
 Last = Annotated[
@@ -34,7 +34,7 @@ def verify(run: RunFolder, json_path: JsonPath = None) -> None:
     from fedwan.output.journal import verify as walk
 
     found = walk(run)
-    write_option("--json", json_path, json.dumps(found, indent=2) + "\n")
+    write_option(json_path, json.dumps(found, indent=2) + "\n")
     versions, saved = (" ".join(map(str, found[name] or ())) for name in ("versions", "checkpoint"))
     merged = f"from {found['contributions']} contributions, none merged twice"
     events = (f"{count} {event}" for event, count in sorted(found["events"].items()))
@@ -101,7 +101,7 @@ def new(folder: NewFolder) -> None:
     """Write a project: a training script that runs at once, its test, and its settings."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{str(folder)!r} holds something already; give a new folder")
-    make_folder("DIR", folder)
+    folder.mkdir(parents=True, exist_ok=True)
     skeleton = Path(__file__).resolve().parents[1] / "_skeleton"
     for path in sorted(path for path in skeleton.iterdir() if path.is_file()):
         (folder / path.name).write_text(path.read_text().replace("NAME", folder.absolute().name))

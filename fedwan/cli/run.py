@@ -21,7 +21,6 @@ from fedwan.cli.arguments import (
     argument,
     file_and_words,
     has_sites_elsewhere,
-    make_folder,
     option,
     resuming,
 )
@@ -281,7 +280,7 @@ def start(config: Config, services: RunServices) -> None:
     out, console = Path(config.out), Console()
     short = out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out
     if not (out / "summary.json").exists():
-        make_folder("out", out, 0o700)  # no other user may look into it
+        out.mkdir(0o700, parents=True, exist_ok=True)  # no other user may look into it
         typer.echo(f"results go to {short}")
         _run_and_watch(config, services, console)
     summary = read_summary(out / "summary.json")

@@ -39,6 +39,7 @@ RECORD = "fedwan"
 """Name of the record that holds a ticket, or the answer to one."""
 
 _TTL_S = 60.0 * 60 * 24 * 90
+_POLL_S = 1.0
 _LONGEST_WAIT_S = 60.0
 _LONGEST_TEXT, _LONGEST_NAME = 1000, 64
 
@@ -69,7 +70,7 @@ class _Node:
 
 
 class TicketSender:
-    """Sends every connected site a ticket, between enter and exit; looks every `poll_s`.
+    """Sends every connected site a ticket, between enter and exit; looks every second.
 
     `on_failure` is told which site says that its training has failed, and how.
     """
@@ -80,13 +81,11 @@ class TicketSender:
         ticket: Ticket,
         on_failure: Callable[[str, str], None],
         *,
-        poll_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._grid = grid
         self._ticket = ticket
         self._on_failure = on_failure
-        self._poll_s = poll_s
         self._clock = clock
         self._nodes: dict[int, _Node] = {}
         self._closed = threading.Event()
@@ -100,7 +99,7 @@ class TicketSender:
     def __exit__(self, *error: object) -> None:
         self._closed.set()
         # Flower's client retries without end while SuperLink is away: do not wait for it.
-        self._thread.join(timeout=2 * self._poll_s)
+        self._thread.join(timeout=2 * _POLL_S)
 
     def _run(self) -> None:
         while not self._closed.is_set():
@@ -112,7 +111,7 @@ class TicketSender:
                 if (trouble := f"{type(error).__name__}: {error}") != self._trouble:
                     _log.warning("cannot hand out tickets for now: %s", trouble)
                 self._trouble = trouble
-            self._closed.wait(self._poll_s)
+            self._closed.wait(_POLL_S)
 
     def look(self) -> None:
         """Collect answers once, then send the tickets that are due."""

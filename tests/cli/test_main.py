@@ -53,7 +53,7 @@ def test_help_names_every_command(fedwan: Command) -> None:
         (("plan", *MODEL, "--link", "nope"), "--link = 'nope' is no file here, and no host:port"),
         (("plan", *MODEL, "--link", "host:1"), "add --identity DIR"),
         ((*PLAN, "--identity", "x"), "--identity has no effect without --link"),
-        ((*PLAN, "--json", "no/folder/x"), "--json = 'no/folder/x' cannot be written"),
+        ((*PLAN, "--json", "no/folder/x"), "no/folder/x: No such file or directory"),
     ],
 )
 def test_a_users_mistake_is_one_line_on_stderr_and_exit_code_2(

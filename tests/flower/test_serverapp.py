@@ -9,6 +9,7 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedwan.flower import serverapp
 from fedwan.flower.serverapp import ACTION, RECORD, TicketSender
 from fedwan.link.base import Ticket
 from tests.planes import eventually
@@ -162,11 +163,12 @@ def test_a_ticket_that_superlink_forgot_hides_no_other_answer() -> None:
 
 
 def test_tickets_go_out_from_the_thread_and_trouble_is_said_once(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(serverapp, "_POLL_S", 0.01)
     grid = FakeGrid(11)
     with caplog.at_level(logging.WARNING):
-        with TicketSender(grid, TICKET, print, poll_s=0.01):  # type: ignore[arg-type]
+        with TicketSender(grid, TICKET, print):  # type: ignore[arg-type]
             eventually(lambda: grid.to() == [11])
             grid.away = True
             time.sleep(0.2)
