@@ -51,6 +51,10 @@ def _options(
         raise typer.Exit
 
 
+_OF_A_PATH = (PermissionError, FileNotFoundError, FileExistsError, IsADirectoryError)
+"""Whoever named the path can mend it; a full disk passes, and services are started again."""
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 the user's mistake, 1 anything else, 130 Ctrl-C."""
     sys.exit(_exit_code(sys.argv[1:] if argv is None else list(argv)))
@@ -62,7 +66,7 @@ def _exit_code(words: list[str]) -> int:
     except FedwanError as error:
         lines = str(error).splitlines() if isinstance(error, ConfigError) else [str(error)]
         return _say(error.exit_code, *lines)
-    except OSError as error:
+    except _OF_A_PATH as error:
         if error.filename is None:
             raise
         return _say(UserError.exit_code, f"{error.filename}: {error.strerror}")
