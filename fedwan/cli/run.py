@@ -283,6 +283,8 @@ def start(config: Config, services: RunServices) -> None:
         out.mkdir(0o700, parents=True, exist_ok=True)  # no other user may look into it
         typer.echo(f"results go to {short}")
         _run_and_watch(config, services, console)
+    else:
+        typer.echo(f"the run in {short} is complete, and nothing was run")
     summary = read_summary(out / "summary.json")
     board, _ = read_run(out)
     console.print(render_summary(summary, board, short))

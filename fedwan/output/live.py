@@ -32,6 +32,7 @@ from fedwan.output.units import (
 _TICK_S = 0.25
 _PLAIN_EVERY_S = 15.0
 _STATE_STYLES = {"training": "green", "silent": "bold red"}
+_MOST_LOSSES, _LOSS_WIDTH = 4, 7
 _MOST_NEWS = 3
 
 
@@ -185,12 +186,14 @@ def _quality(board: Board) -> str:
 
 
 def _site_table(board: Board) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), header_style="dim")
-    table.add_column("site")
-    table.add_column("state")
-    losses = sorted({name for row in board.sites.values() for name in row.losses})
-    for name in ("step", *losses, "utilisation", "up", "down", "steps/s"):
-        table.add_column(Text(name), justify="right", no_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False, header_style="dim")
+    for name in ("site", "state"):
+        table.add_column(name, no_wrap=True)
+    losses = sorted({name for row in board.sites.values() for name in row.losses})[:_MOST_LOSSES]
+    for name in ("step", *losses, "util.", "up", "down", "steps/s"):
+        # What does not fit is cut where it costs least, in the names of losses.
+        width = _LOSS_WIDTH if name in losses else None
+        table.add_column(Text(name), justify="right", no_wrap=True, max_width=width)
     for row in board.sites.values():
         table.add_row(
             Text(row.name, style="bold"),

@@ -26,6 +26,8 @@ from fedwan.output.units import (
     subject,
 )
 
+_MOST_OWN = 8
+"""Of a script's own figures."""
 _MOST_CHARTS = 20
 """Of losses, and of norms."""
 _MOST_EVENTS = 200
@@ -95,7 +97,7 @@ def _cards(run: _Run) -> list[tuple[str, str, str]]:
     happened = [event.event for event in run.events]
     odd = f"{happened.count('rejoin')} rejoined, {happened.count('rejected')} rejected"
     return [
-        ("Fréchet distance", *_quality(run)),
+        _quality(run),
         ("Sent over the wire", bytes_text(up + down), fewer),
         ("Utilisation", percent_text(known.utilisation), "share of the time that sites compute"),
         ("Time", duration_text(wall_s), f"{step:,} of {run.config.steps:,} steps"),
@@ -103,21 +105,37 @@ def _cards(run: _Run) -> list[tuple[str, str, str]]:
     ]
 
 
-def _quality(run: _Run) -> tuple[str, str]:
+def _quality(run: _Run) -> tuple[str, str, str]:
     fd, floor = run.board.fd, run.board.fd_floor
     if not run.qualities:
-        return number_text(None), "not measured yet"
+        return "Quality", number_text(None), "not measured yet"
+    if own := _own_figures(run):
+        name, *others = own
+        latest = run.qualities[-1]
+        rest = (f"{other} {number_text(latest.figure(other))}" for other in others)
+        return name, number_text(latest.figure(name)), "; ".join(rest) or "as the script has it"
     times = f"{fd / floor:.1f} times the " if fd and floor else ""
     untrained = number_text(run.board.fd_untrained)
     num = run.qualities[-1].figure("num_real")
     told = f"; {features_text(run.board.config)}n = {int(num)}" if num else ""
-    return number_text(fd), f"{times}floor {number_text(floor)}; untrained {untrained}{told}"
+    text = f"{times}floor {number_text(floor)}; untrained {untrained}{told}"
+    return "Fréchet distance", number_text(fd), text
+
+
+def _own_figures(run: _Run) -> list[str]:
+    """Names of a script's own figures, where it measures no distance; as many as there is room."""
+    latest = run.qualities[-1] if run.qualities else None
+    if latest is None or latest.figure("fd") is not None:
+        return []
+    return [name for name in sorted(latest.figures) if latest.figure(name) is not None][:_MOST_OWN]
 
 
 def _charts(run: _Run) -> Iterator[Chart | None]:
     def figures(name: str) -> list[tuple[float, float | None]]:
         return [(q.step, q.figure(name)) for q in run.qualities]
 
+    for name in _own_figures(run):
+        yield line_chart(f"{name} of the EMA weights", [Series("EMA", figures(name))], number_text)
     known = [y for _, y in (*figures("fd"), *figures("fd_floor")) if y]
     is_wide = bool(known) and max(known) > 20 * min(known)
     title = "Fréchet distance of the EMA weights" + (" (log scale)" if is_wide else "")

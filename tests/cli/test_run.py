@@ -148,6 +148,7 @@ def test_a_run_that_is_done_is_shown_reported_and_not_started_again(
     path, page = Path(done.out) / "config.yaml", Path(done.out) / "report.html"
     code, shown, _ = fedwan("run", str(path), "--resume")
     assert code == 0 and "Fréchet distance 0.9" in shown
+    assert "is complete, and nothing was run" in shown
     page.unlink()
     assert fedwan("report", done.out) == (0, f"{page}\n", "") and page.exists()
     told = f"holds a run already; go on with it: fedwan run {path} --resume"

@@ -25,10 +25,10 @@ def test_the_table_has_a_row_per_site_and_a_column_per_loss(board: Board) -> Non
     for t, row in enumerate((round_row(1, "s1"), quality_row(0, 80.0))):
         board.take(record_of(row, float(t)))
     board.take(event("warning", "s2"))
-    console = Console(width=110, file=io.StringIO(), record=True)
+    console = Console(width=80, file=io.StringIO(), record=True)
     console.print(render_board(board, 75.0))
     text = console.export_text()
-    parts = ("s1", "s2", "discriminator", "generator", "1:15 elapsed", "step 10/20, round 1")
+    parts = ("s1  ", " training ", "discri…", "genera…", "1:15 elapsed", "step 10/20, round 1")
     quality = "untrained: Fréchet distance 80 (floor 0.4)"
     for part in (*parts, "80 %", quality, "warning s2 warning"):
         assert part in text

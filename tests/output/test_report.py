@@ -32,6 +32,16 @@ class Balanced(HTMLParser):
         assert self.open.pop() == tag
 
 
+def test_a_script_s_own_figures_take_the_place_of_a_distance(tmp_path: Path) -> None:
+    with Outputs(make_config(tmp_path), tmp_path) as outputs:
+        for step in (0, 10):
+            row = {"kind": "quality", "version": step // 10, "step": step, "site": "s1"}
+            outputs.record(row | {"val_mse": 0.25 / (1 + step), "accuracy": 0.5})
+    html = (tmp_path / "report.html").read_text()
+    assert "Fréchet" not in html and "val_mse 0.0227" in html
+    assert "val_mse of the EMA weights" in html and "accuracy of the EMA weights" in html
+
+
 def test_a_finished_run_is_one_page_that_needs_nothing_else(tmp_path: Path) -> None:
     with Outputs(make_config(tmp_path), tmp_path) as outputs:
         write_run(outputs, finish=True)
