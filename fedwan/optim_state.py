@@ -2,7 +2,8 @@
 
 A moment's name is `optimizer:field|parameter`, as in `velocity:exp_avg|velocity/net.0.weight`: the
 coordinator and the sites may list the same parameters in different orders. Under FSDP2 a moment
-lies in pieces like its parameter, and each process has its own.
+lies in pieces like its parameter, and each process has its own. What an optimiser keeps of a
+parameter as a plain number, as some count steps, is kept beside its groups' settings.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from fedwan.workloads.optim import begin_moments, counted_beside
 
 
 class NamedOptimizers:
-    """Optimisers by name, over named parameters; a `UserError` if they hold any other."""
+    """Optimisers by name, over named parameters; a `UserError` if they hold others, or keep more.
+
+    What they keep is known once they have stepped.
+    """
 
     def __init__(
         self, params: Mapping[str, Tensor], optimizers: Mapping[str, torch.optim.Optimizer]
@@ -38,6 +42,7 @@ class NamedOptimizers:
                         f"is in none of the networks {networks}; build it from their parameters(), "
                         "after they were wrapped or sharded"
                     )
+        self.state()
 
     @classmethod
     def of(
@@ -60,17 +65,18 @@ class NamedOptimizers:
         ]
 
     def state(self) -> State:
-        """All moments by name, sharing memory; a `UserError` if one is no tensor."""
+        """All moments by name, sharing memory; a `UserError` if one is no tensor and no number."""
         flat: State = {}
         for key, optimizer in self.optimizers.items():
             for param in _held(optimizer):
                 for field, value in optimizer.state.get(param, {}).items():
                     if isinstance(value, Tensor):
                         flat[f"{key}:{field}|{self._names[param]}"] = value
-                    elif value is not None:
+                    elif value is not None and not _is_number(value):
                         raise UserError(
-                            f"optimizers[{key!r}] keeps {field!r} as a {type(value).__name__}, not "
-                            "a tensor; use an optimiser whose state is made of tensors"
+                            f"optimizers[{key!r}] keeps {field!r} as a {type(value).__name__}, "
+                            "which no checkpoint of a site keeps; use an optimiser whose state is "
+                            "made of tensors and numbers"
                         )
         return flat
 
@@ -96,17 +102,30 @@ class NamedOptimizers:
             self.optimizers[key].state[param][field] = value
 
     def groups(self) -> dict[str, list[dict[str, Any]]]:
-        """Settings of each optimiser's parameter groups, learning rates among them."""
-        return {
-            key: [{k: v for k, v in group.items() if k != "params"} for group in o.param_groups]
-            for key, o in self.optimizers.items()
-        }
+        """Settings of each optimiser's parameter groups, learning rates among them.
+
+        At last, by parameter, the numbers that it keeps.
+        """
+        kept: dict[str, list[dict[str, Any]]] = {}
+        for key, optimizer in self.optimizers.items():
+            numbers = {
+                self._names[param]: {f: v for f, v in state.items() if _is_number(v)}
+                for param in _held(optimizer)
+                if (state := optimizer.state.get(param))
+            }
+            groups = optimizer.param_groups
+            settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+            kept[key] = [*settings, numbers]
+        return kept
 
     def load_groups(self, groups: Mapping[str, list[dict[str, Any]]]) -> None:
-        """Put back what `groups` gave."""
-        for key, saved in groups.items():
-            for group, values in zip(self.optimizers[key].param_groups, saved, strict=True):
+        """Put back what `groups` gave; moments were loaded before."""
+        for key, (*saved, numbers) in groups.items():
+            optimizer = self.optimizers[key]
+            for group, values in zip(optimizer.param_groups, saved, strict=True):
                 group.update(values)
+            for name, values in numbers.items():
+                optimizer.state[self.params[name]].update(values)
 
     def forget(self, parameters: Collection[str] | None = None) -> None:
         """Drop the moments of these parameters, or all, as if they had never stepped."""
@@ -125,6 +144,10 @@ class NamedOptimizers:
 
 def _held(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
 
 
 def _placed(value: Tensor, param: Tensor, is_whole: bool) -> Tensor:

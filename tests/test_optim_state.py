@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,13 +13,36 @@ from torch import nn
 from fedwan.config import InnerConfig
 from fedwan.errors import CheckpointError, UserError
 from fedwan.optim_state import NamedOptimizers
+from fedwan.site.checkpoint import pack, unpack
 from fedwan.state import read_tensors, state_of, write_tensors
 from tests.support import same_bits
 
-MAKERS = {
+
+class Counting(torch.optim.Optimizer):
+    """Keeps plain numbers beside a moment, as some optimisers of other libraries do."""
+
+    def __init__(self, params: Iterable[Any]) -> None:
+        super().__init__(params, {"lr": 1e-2})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for param in group["params"]:
+                state = self.state[param]
+                if not state:
+                    state |= {"step": 0, "size": 0.5, "is_late": False, "sum": param * 0}
+                state["step"] += 1
+                state["size"] = 0.5 * state["size"] + float(param.norm())
+                state["is_late"] = state["step"] > 5
+                state["sum"] += param.grad * (2 if state["is_late"] else 1)
+                param -= group["lr"] * state["sum"] / (state["size"] * state["step"])
+
+
+MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adam": lambda p: torch.optim.Adam(p, lr=1e-2),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, amsgrad=True),
     "sgd": lambda p: torch.optim.SGD(p, lr=1e-2),
+    "counting": Counting,
     "momentum": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9),
 }
 
@@ -45,10 +70,14 @@ def test_a_resumed_optimiser_goes_on_bit_for_bit_in_any_order_of_parameters(
 ) -> None:
     network, named = make(name)
     train(network, named, range(4))
-    write_tensors(tmp_path / "optimizer", named.state(), {})
+    kept = named.state() | {"groups:": pack("optimizer", named.groups())}
+    write_tensors(tmp_path / "optimizer", kept, {})
     again, other = make(name, backwards)
     again.load_state_dict(network.state_dict())
-    other.load(read_tensors(tmp_path / "optimizer")[0])
+    flat, _ = read_tensors(tmp_path / "optimizer")
+    groups = flat.pop("groups:")
+    other.load(flat)
+    other.load_groups(unpack("optimizer", groups))
     train(network, named, range(4, 8))
     train(again, other, range(4, 8))
     assert same_bits(state_of({"g": network}), state_of({"g": again}))
@@ -81,3 +110,5 @@ def test_parameters_moments_and_fields_that_cannot_be_named_are_refused() -> Non
     named.optimizers["g"].state[next(network.parameters())]["history"] = [1, 2]
     with pytest.raises(UserError, match="keeps 'history' as a list"):
         named.state()
+    with pytest.raises(UserError, match="keeps 'history' as a list"):
+        NamedOptimizers.of({"g": network}, named.optimizers)
