@@ -263,11 +263,13 @@ def _open_link(config: Config, address: str, identity: Identity) -> Link:
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
-    """The network itself, where DDP or torch.compile is around it."""
-    is_wrapped = isinstance(module, nn.parallel.DistributedDataParallel)
-    inner = module.module if is_wrapped else getattr(module, "_orig_mod", module)
-    assert isinstance(inner, nn.Module)
-    return inner
+    """The network itself, where DDP, DataParallel or torch.compile are around it, in any order."""
+    while True:
+        is_wrapped = isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel)
+        inner = getattr(module, "module" if is_wrapped else "_orig_mod", None)
+        if inner is None:
+            return module
+        module = inner
 
 
 def _trained(

@@ -190,6 +190,36 @@ def test_evaluation_leaves_the_scripts_generators_alone(tmp_path: Path) -> None:
     assert often == draws(tmp_path / "b", "eval.every=0")
 
 
+class InOneProcess(nn.parallel.DistributedDataParallel):
+    def __init__(self, module: Any) -> None:
+        nn.Module.__init__(self)
+        self.module = module
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of torch's own compiler
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda net: torch.compile(InOneProcess(net)),
+        lambda net: InOneProcess(torch.compile(net)),
+        nn.DataParallel,
+    ],
+    ids=["compiled ddp", "ddp of compiled", "dp"],
+)
+def test_names_are_those_of_the_network_whatever_is_around_it(
+    wrap: Callable[[nn.Module], nn.Module], tmp_path: Path
+) -> None:
+    def train(_: object) -> None:
+        trainer = Trainer("adamw")
+        with trainer.join(networks={"net": wrap(trainer.net)}) as site:
+            for _ in site:
+                trainer.step()
+
+    run = simulate(asked("steps=4"), tmp_path, train=train)
+    assert run.model.state.keys() == Trainer("adamw").weights().keys()
+
+
 # One line each -----------------------------------------------------------------------------------
 
 

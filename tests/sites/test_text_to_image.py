@@ -153,10 +153,11 @@ def test_latents_are_not_clipped_where_the_folder_does_not_ask_for_it(
     pipeline: Path, pictures: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(pipeline, tmp_path / "sd")
-    path = folder / "scheduler" / "scheduler_config.json"
-    found = json.loads(path.read_text())
-    assert found.pop("clip_sample") is False
-    path.write_text(json.dumps(found))
+    shutil.rmtree(folder / "scheduler")  # that of Stable Diffusion 1, which has no such setting
+    diffusers.PNDMScheduler(set_alpha_to_one=True, steps_offset=1).save_pretrained(
+        folder / "scheduler"
+    )
+    _edit(folder / "model_index.json", scheduler=["diffusers", "PNDMScheduler"])
     made = [
         Trained(config(each, pictures), tmp_path, steps=0).workload.sample(2, 0)
         for each in (pipeline, folder)
