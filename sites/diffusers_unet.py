@@ -118,7 +118,7 @@ class Parts:
             "down_block_types": ["DownBlock2D"] * levels,
             "up_block_types": ["UpBlock2D"] * levels,
             "norm_num_groups": 8,
-            "num_class_embeds": num_labels(config) or None,
+            "num_class_embeds": count if (count := num_labels(config)) > 1 else None,
         }
 
     def _require_plain_call(self, name: str) -> None:
