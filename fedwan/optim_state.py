@@ -22,9 +22,10 @@ from fedwan.workloads.optim import begin_moments, counted_beside
 
 
 class NamedOptimizers:
-    """Optimisers by name, over named parameters; a `UserError` if they hold others, or keep more.
+    """Optimisers by name, over named parameters.
 
-    What they keep is known once they have stepped.
+    A `UserError` if they hold others, or one under two names, or keep what no checkpoint does,
+    which is known once they have stepped.
     """
 
     def __init__(
@@ -32,7 +33,8 @@ class NamedOptimizers:
     ) -> None:
         self.optimizers = optimizers
         self.params = params
-        self._names = {param: name for name, param in params.items()}
+        self._names: dict[Tensor, str] = {}
+        again = {p: name for name, p in params.items() if self._names.setdefault(p, name) != name}
         for key, optimizer in optimizers.items():
             for param in _held(optimizer):
                 if param not in self._names:
@@ -41,6 +43,12 @@ class NamedOptimizers:
                         f"optimizers[{key!r}] holds a parameter of shape {tuple(param.shape)} that "
                         f"is in none of the networks {networks}; build it from their parameters(), "
                         "after they were wrapped or sharded"
+                    )
+                if param in again:
+                    raise UserError(
+                        f"{self._names[param]!r} and {again[param]!r} are one parameter, which "
+                        "would be merged twice; give one network that holds both, such as "
+                        "nn.ModuleDict, in place of the two"
                     )
         self.state()
 

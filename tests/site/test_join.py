@@ -266,6 +266,12 @@ def loop(trainer: Trainer, leave_at: int = -1, **options: Any) -> None:
                 break
 
 
+def share(trainer: Trainer) -> None:
+    head = nn.Sequential(trainer.net[0][0], nn.Linear(16, 2))  # type: ignore[index]
+    trainer.optimizer.add_param_group({"params": head[1].parameters()})
+    trainer.join(networks={"d": trainer.net, "q": head})
+
+
 def odd(trainer: Trainer) -> None:
     loop(trainer, state={"odd": Odd()})
 
@@ -300,6 +306,11 @@ def leave_early(trainer: Trainer) -> None:
     ("train", "words", "says"),
     [
         (stray, "strategy=diloco", "holds a parameter of shape (3,) that is in none of"),
+        (
+            share,
+            "strategy=diloco",
+            "'d/0.0.weight' and 'q/0.weight' are one parameter, which would",
+        ),
         (odd, "strategy=diloco", "state['odd'].state_dict() holds"),
         (leave_early, "strategy=diloco", "left its loop at step 2 of 8"),
         (no_reduce, "strategy=sync", "gradients, and the step had no site.reduce()"),
