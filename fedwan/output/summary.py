@@ -181,12 +181,14 @@ def _quality_texts(summary: Summary, board: Board) -> Iterator[Text]:
         return
     times = f"{fd / floor:.1f} times the " if fd and floor else ""
     more = f", {times}floor {number_text(floor)}"
-    if board.fd_untrained is not None:
-        more += f"; untrained {number_text(board.fd_untrained)}"
     yield Text.assemble("Fréchet distance ", (number_text(fd), "bold"), more)
+    parts = []
     if num := figures.get("num_real", 0):
-        text = f"{features_text(board.config)}n = {int(num)}"
-        for name in ("precision", "recall"):
-            if name in figures and num >= LEAST_REAL:
-                text += f"; {name} {number_text(figures[name])}"
-        yield Text(text)
+        parts.append(f"{features_text(board.config)}n = {int(num)}")
+    if board.fd_untrained is not None:
+        parts.append(f"untrained {number_text(board.fd_untrained)}")
+    for name in ("precision", "recall"):
+        if name in figures and num >= LEAST_REAL:
+            parts.append(f"{name} {number_text(figures[name])}")
+    if parts:
+        yield Text("; ".join(parts))

@@ -65,8 +65,8 @@ def test_what_is_no_summary_is_told_with_the_mend(tmp_path: Path) -> None:
 def test_one_screen_says_quality_bytes_and_where_to_look() -> None:
     text = shown(SUMMARY, RECORDS)
     quality = (
-        "quality  Fréchet distance 0.82, 2.0 times the floor 0.41; untrained 120",
-        "own classifier, n = 500; precision 0.9; recall 0.8",
+        "quality  Fréchet distance 0.82, 2.0 times the floor 0.41",
+        "own classifier, n = 500; untrained 120; precision 0.9; recall 0.8",
     )
     # Synchronous training sends every gradient both ways at every step.
     sent = ("192 MB", f"{1200 * 4 * 2 * 400_000 / 1e9:.2f} GB", "20 times more")
