@@ -19,8 +19,8 @@ import torch
 import xxhash
 from torch import Tensor
 
-from fedwan.errors import FedwanError, PayloadError
-from fedwan.state import TensorSpec
+from fedwan.errors import FedwanError, PayloadError, UserError
+from fedwan.state import Layout, TensorSpec
 
 Bytes = bytes | bytearray | memoryview
 
@@ -156,13 +156,20 @@ def tensor_from_bytes(data: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -
     return torch.frombuffer(writable, dtype=dtype).reshape(shape)
 
 
+def check_travels(layout: Layout) -> None:
+    """Refuse tensors of dtypes that no entry stands for."""
+    for name, spec in layout.items():
+        if spec.dtype not in _DTYPES:
+            raise UserError(
+                f"tensor {name!r} is {spec.dtype}, which cannot travel; keep it in another dtype "
+                "(of complex numbers as torch.view_as_real), or register a buffer with "
+                "persistent=False"
+            )
+
+
 def _pack_entry(entry: Entry) -> bytes:
     name, encoding, spec, num_bytes = entry
-    if spec.dtype not in _DTYPES:
-        raise ValueError(
-            f"tensor {name!r} is {spec.dtype}, which cannot travel; "
-            "keep it in another dtype, or register it with persistent=False"
-        )
+    check_travels({name: spec})
     encoded, num_dims = name.encode(), len(spec.shape)
     numbers = (encoding, _DTYPES.index(spec.dtype), num_dims, *spec.shape, num_bytes)
     return struct.pack("<H", len(encoded)) + encoded + struct.pack(f"<BBB{num_dims}IQ", *numbers)

@@ -183,9 +183,11 @@ def inspect(payload: Source, layout: Layout, codec: Codec) -> Measures:
             continue
         square = coded.sum_of_squares()
         if not math.isfinite(square):
+            mend = "lower the inner learning rate or clip the gradients at that site"
+            if spec.role is not Role.PARAMETER and not is_moment(name):
+                mend = f"register a constant, such as a mask, with persistent=False; else {mend}"
             raise PayloadError(
-                f"tensor {name!r} holds values that are not finite, or too large to square; "
-                "lower the inner learning rate or clip the gradients at that site"
+                f"tensor {name!r} holds values that are not finite, or too large to square; {mend}"
             )
         if spec.role is Role.PARAMETER:
             squares[network] += square

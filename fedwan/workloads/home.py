@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from fedwan.codecs.payload import check_travels
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
 from fedwan.state import Role, layout_of
@@ -30,7 +31,8 @@ def staying_home(
     """The role, `EXCLUDED` or `FROZEN`, of each tensor of trained networks that has one of these.
 
     `held` names the parameters that optimisers step; None where none was made yet. A `ConfigError`
-    if a pattern matches nothing that would travel, or nothing is left of a network that does.
+    if a pattern matches nothing that would travel, or nothing is left of a network that does; a
+    `UserError` if what is left cannot travel.
     """
     for network in exclude:
         if network not in trained:
@@ -54,6 +56,7 @@ def staying_home(
                 f"network.{network}.exclude = {list(patterns)} matches all parameters that are "
                 "trained, so that sites would share nothing of it; leave some to travel"
             )
+    check_travels(layout_of(trained, home))
     return home
 
 

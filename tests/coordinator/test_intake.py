@@ -215,6 +215,7 @@ def test_a_value_that_is_not_finite_is_refused(name: str, value: float) -> None:
     state[name].view(-1)[-1] = value
     text = refusal(state)
     assert repr(name) in text and "not finite" in text and "clip" in text
+    assert ("such as a mask, with persistent=False" in text) is ("bn" in name)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedwan.errors import ConfigError
+from fedwan.errors import ConfigError, UserError
 from fedwan.optim_state import NamedOptimizers
+from fedwan.site.replica import Replica
 from fedwan.state import Role, layout_of, state_of
 from fedwan.workloads.home import staying_home
 from tests.support import SGD, TinyWorkload
@@ -47,6 +48,20 @@ def test_what_patterns_match_is_in_no_layout(patterns: list[str], names: set[str
     layout = layout_of(workload.networks, found)
     assert layout.keys() == state_of(workload.networks, found).keys()
     assert layout.keys() == layout_of(workload.networks).keys() - names
+
+
+def test_complex_numbers_are_refused_by_name_where_they_would_travel() -> None:
+    workload = tiny()
+    workload.networks["other"].turn = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    assert "other/turn" in home(workload)  # nobody steps it
+    workload.optimizers["other"].add_param_group({"params": workload.networks["other"].turn})
+    for call in (
+        lambda: home(workload),
+        lambda: Replica(workload.networks, workload.optimizers),
+    ):
+        with pytest.raises(UserError, match=r"^tensor 'other/turn' is torch.complex64, which"):
+            call()
+    Replica(workload.networks, workload.optimizers, exclude={"other": ["turn"]})
 
 
 def test_parameters_that_need_no_gradient_or_have_no_optimiser_are_frozen() -> None:
