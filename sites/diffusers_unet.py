@@ -106,7 +106,7 @@ class Parts:
 
     def _own(self, config: Config) -> dict[str, Any]:
         """Of a small UNet: as many levels, up to 3, as leave 4 pixels a side."""
-        channels, *sides = self.shape
+        (channels, *sides), labels = self.shape, num_labels(config)
         levels = max(1, min(3, min(sides).bit_length() - 2))
         return {
             "_class_name": "UNet2DModel",
@@ -118,7 +118,7 @@ class Parts:
             "down_block_types": ["DownBlock2D"] * levels,
             "up_block_types": ["UpBlock2D"] * levels,
             "norm_num_groups": 8,
-            "num_class_embeds": count if (count := num_labels(config)) > 1 else None,
+            "num_class_embeds": labels if labels > 1 else None,
         }
 
     def _require_plain_call(self, name: str) -> None:

@@ -15,6 +15,7 @@ from fedwan.config import Config, DataConfig
 from fedwan.workloads.denoising import TARGETS
 from fedwan.workloads.settings import resolve_page
 from sites import diffusers_unet
+from tests.data.files import write_folder
 from tests.sites.support import CPU, Run, refused, weights
 
 UNET = {
@@ -92,6 +93,20 @@ def test_a_pipeline_that_is_exported_makes_the_same_samples(tmp_path: Path) -> N
     again = Run(diffusers_unet, config(tmp_path / "out"))
     assert torch.equal(run.workload.sample(2, 0), again.workload.sample(2, 0))
     assert opened(num_inference_steps=2, output_type="np").images.shape == (1, 8, 8, 1)
+
+
+def test_a_unet_of_our_own_for_pictures_without_classes_is_exported_as_a_pipeline(
+    tmp_path: Path,
+) -> None:
+    chosen = config(width=8)
+    path = str(write_folder(tmp_path / "pictures", range(30)))
+    chosen.data = DataConfig("folder", path=path, size=16, batch=4)
+    run = Run(diffusers_unet, chosen)
+    run.step()
+    run.workload.save_pretrained(tmp_path / "out")  # type: ignore[attr-defined]
+    opened = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "out")
+    assert isinstance(opened, diffusers.DDPMPipeline)
+    assert opened(num_inference_steps=2, output_type="np").images.shape == (1, 16, 16, 3)
 
 
 def of_class(name: str) -> Callable[[Path], Any]:
