@@ -38,11 +38,12 @@ def main():
     optimizer = torch.optim.AdamW(unet.parameters(), lr=1e-3)
     noises = diffusers.DDPMScheduler(1000)
     torch.manual_seed(rank)
-    order = torch.Generator().manual_seed(rank)
+    order = torch.Generator()
     draws = RandomSampler(Discs(), replacement=True, num_samples=10**9, generator=order)
     loader = StatefulDataLoader(Discs(), 16, sampler=draws, generator=order)
     with fedwan.join(networks={"unet": model}, optimizers={"unet": optimizer},
                      state={"loader": loader}, steps=40) as site:
+        order.manual_seed(torch.initial_seed())  # of this rank, and by `join` of this site
         for step, images in zip(site, loader):
             noise, level = torch.randn_like(images), torch.randint(1000, (len(images),))
             loss = mse_loss(model(noises.add_noise(images, noise, level), level).sample, noise)

@@ -35,6 +35,23 @@ def test_the_lines_of_own_model_train_and_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_sites_of_the_example_step_on_batches_of_their_own(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "examples" / "train_unet.py").read_text(encoding="utf-8")
+    asks = "            loss.backward()\n"
+    assert len(text.splitlines()) <= 60 and asks in text
+    (tmp_path / "train.py").write_text(text.replace(asks, f"{asks}{' ' * 12}print(images.sum())\n"))
+    words = ("launch", "--sites", "2", "h=20", "--", "python", "train.py")
+    run(sys.executable, "-m", "fedwan", *words, folder=tmp_path)
+    logs = [
+        (tmp_path / "runs" / "launch" / "sites" / name / "logs" / "clientapp.log").read_text()
+        for name in ("s1", "s2")
+    ]
+    first, second = (re.findall(r"tensor\((\S+)\)", log) for log in logs)
+    assert len(first) == len(second) == 40
+    assert not set(first) & set(second)
+
+
+@pytest.mark.slow
 def test_the_way_of_start_leads_from_pictures_to_samples(tmp_path: Path) -> None:
     pictures, train, result = blocks("start.md")
     (tmp_path / "train.py").write_text(train.replace("steps=1000", "steps=40"))
