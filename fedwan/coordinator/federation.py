@@ -23,7 +23,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.agreement import Agreement
 from fedwan.protocol.evaluation import Evaluation
 from fedwan.protocol.gate import Gate
-from fedwan.protocol.limits import Refusals, shown
+from fedwan.protocol.limits import Allowance, Refusals, shown
 from fedwan.protocol.policy import Verdict
 from fedwan.protocol.registry import Registry, Verb
 from fedwan.protocol.round import Merge
@@ -81,7 +81,8 @@ class Federation:
         self._is_complete = False
         self.event = on_event
         self._refusals: dict[str, Refusals] = defaultdict(Refusals)
-        self._joins: dict[str, Refusals] = defaultdict(Refusals)
+        self._joins: dict[str, Allowance] = defaultdict(Allowance)
+        """Of new sessions, each of which is in the journal."""
         self._began_s = time.monotonic()
         self._snapshots = Snapshots()
 

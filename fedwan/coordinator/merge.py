@@ -96,7 +96,7 @@ class Merger:
         if name in self._sums:
             coded.add_to(self._sums[name], share * scale)
         else:
-            self._sums[name] = torch.empty(self._layout[name].shape)
+            self._sums[name] = torch.empty(self._layout[name].shape, dtype=torch.float32)
             coded.write_to(self._sums[name])
             if share * scale != 1.0:
                 self._sums[name].mul_(share * scale)

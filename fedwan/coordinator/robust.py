@@ -94,7 +94,7 @@ class RobustMerger:
                 continue
             if role is Role.VARIANCE and (mean := name.removesuffix("var") + "mean") in means:
                 values = [v + d for v, d in zip(values, means.pop(mean), strict=True)]
-            merged = torch.empty(self._layout[name].shape)
+            merged = torch.empty(self._layout[name].shape, dtype=torch.float32)
             middle_of(values, cut, merged)
             if role is Role.MEAN and name.removesuffix("mean") + "var" in self._layout:
                 means[name] = (torch.stack(values).float() - merged).square()
@@ -142,7 +142,7 @@ class RobustMerger:
         for name, coded in self._side_by_side():
             if self._layout[name].role is Role.PARAMETER:
                 first, *others = (coded[i] for i in chosen[network_of(name)])
-                merged[name] = torch.empty(self._layout[name].shape)
+                merged[name] = torch.empty(self._layout[name].shape, dtype=torch.float32)
                 first.write_to(merged[name])
                 for each in others:
                     each.add_to(merged[name])

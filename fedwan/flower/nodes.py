@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from fedwan.protocol.limits import Allowance
 
 KEY = "flwr-public-key"
 """Header with the key of the SuperNode that calls; SuperLink checks that it has signed."""
@@ -25,9 +27,8 @@ _ANOTHER_AFTER_S = 30.0
 @dataclass
 class _Site:
     key: str = ""
-    left: float = _MOST_AT_ONCE
-    """How many new SuperNodes may come now."""
-    counted_at: float = 0.0
+    allowance: Allowance = field(default_factory=lambda: Allowance(_MOST_AT_ONCE, _ANOTHER_AFTER_S))
+    """Of new SuperNodes."""
 
 
 class Nodes:
@@ -46,15 +47,12 @@ class Nodes:
         """
         if path in _GOODBYES:
             return 0, ""
-        now = self._clock()
-        at = self._sites.setdefault(site, _Site(counted_at=now))
+        at = self._sites.setdefault(site, _Site())
         if key == at.key:
             return 0, ""
         if at.key and path != _REGISTER:
             return 401, f"a later SuperNode of site {site} has taken the place of this one"
-        at.left = min(_MOST_AT_ONCE, at.left + (now - at.counted_at) / _ANOTHER_AFTER_S)
-        at.counted_at = now
-        if at.left < 1:
+        if not at.allowance.spend(self._clock()):
             return 503, f"site {site} starts SuperNodes too often; try again in a minute"
-        at.key, at.left = key, at.left - 1
+        at.key = key
         return 0, ""

@@ -157,8 +157,20 @@ def _check_samples(data: bytes) -> None:
             raise PayloadError(f"a report's samples {name!r} are of shape {shape}")
 
 
-_BURST, _REFILL_S = 8.0, 10.0
-"""Refusals of a site that are told at once, and seconds until one more is."""
+class Allowance:
+    """So many at once, and one more after each so many seconds."""
+
+    def __init__(self, at_once: int = 8, another_after_s: float = 10.0) -> None:
+        self._most, self._another_after_s = at_once, another_after_s
+        self._left, self._counted_s = float(at_once), 0.0
+
+    def spend(self, now_s: float) -> bool:
+        """Whether there may be one more now."""
+        more = (now_s - self._counted_s) / self._another_after_s
+        self._left, self._counted_s = min(self._most, self._left + more), now_s
+        may = self._left >= 1
+        self._left -= may
+        return may
 
 
 class Refusals:
@@ -166,17 +178,8 @@ class Refusals:
 
     def __init__(self) -> None:
         self._last, self._times = "", 0
-        self._credit, self._at_s = _BURST, 0.0
+        self._allowance = Allowance()
         self._untold = 0
-
-    def spend(self, now_s: float) -> bool:
-        """Whether one more may be told now, whatever it says."""
-        self._credit = min(_BURST, self._credit + (now_s - self._at_s) / _REFILL_S)
-        self._at_s = now_s
-        if self._credit < 1:
-            return False
-        self._credit -= 1
-        return True
 
     def tell(self, text: str, now_s: float) -> str:
         """What to tell of the next one; empty where it is only counted."""
@@ -185,7 +188,7 @@ class Refusals:
         if self._times > 1:
             is_told = str(self._times).rstrip("0") == "1"
             return f"{text} ({self._times} times in a row)" if is_told else ""
-        if not self.spend(now_s):
+        if not self._allowance.spend(now_s):
             self._untold += 1
             return ""
         more, self._untold = self._untold, 0
