@@ -148,6 +148,11 @@ def _(save):
     return lambda self, folder, round_, run_id: None
 
 
+@_bug("what comes after a round has closed is accepted", Rounds, "_least_wanted")
+def _(least_wanted):
+    return lambda self, fragment: self.versions[fragment] - self._policy.max_staleness
+
+
 @_bug("contributions are merged in the order of their arrival", Round, "take")
 def _(take):
     def in_arrival_order(self, *, closes):

@@ -40,6 +40,7 @@ from fedwan.errors import (
     SiteDrained,
     SiteEjected,
 )
+from fedwan.link import wire_pb2 as wire
 from fedwan.link.pki import federation as make_identities
 from fedwan.link.tls import Identity
 from fedwan.memory import Tidier
@@ -59,6 +60,8 @@ SILENCE_S = 20.0
 STEP_S = 0.5
 SLOWER = 20
 """A third of the seeds has steps that take as much longer: faults meet sites between exchanges."""
+STRAGGLES = 4
+"""One site takes as many times as long, in half of the seeds, and is not level at the end."""
 FAULTS = 50
 """At least, of one seed."""
 MEMORY = Path("/dev/shm")
@@ -99,6 +102,11 @@ SCENARIOS = {
         "never",
     ),
     "async": Scenario("h=2 strategy=async_diloco codec.up=int4", "never"),
+    "one site": Scenario("sites=1 h=2 strategy=diloco codec.up=topk2 codec.down=int4", "always"),
+    "own h": Scenario(
+        "h=2 strategy=diloco codec.up=int4 network.discriminator.h=1", "until a death"
+    ),
+    "own pace": Scenario("h=4 strategy=async_diloco codec.up=int4 round.least_steps=1", "never"),
     "masked": Scenario("h=2 strategy=diloco codec.up=masked4 codec.down=int4", "always"),
     "masked quorum": Scenario("h=2 strategy=diloco codec.up=masked4 round.quorum=2", "never"),
 }
@@ -141,6 +149,8 @@ class World:
         self._tears = random.Random(f"{seed} {scenario} journal")
         self.config = _config(scenario)
         self.step_s = STEP_S * (1 if seed % 3 else SLOWER)
+        names = [*site_names(self.config), "", "", ""]
+        self.straggler = random.Random(f"{seed} {scenario} straggler").choice(names)
         self.folder = folder
         self.names = site_names(self.config)
         is_masked = self.config.codec.up in MASKED
@@ -157,6 +167,8 @@ class World:
         self._promised = 0
         """The latest version that a site was told is durable."""
         self._merged: dict[Key, int] = {}
+        self._accepted: set[Key] = set()
+        """Contributions that this process of the coordinator has called accepted."""
         self._supervisors = Process("supervisor")
         self._ended: dict[str, str] = {}
         self._has_died = False
@@ -289,6 +301,7 @@ class World:
         if version < self._promised:
             self.violated(f"version {self._promised} was called durable, and is lost")
         self._merged = {k: v for k, v in self._merged.items() if held and v <= held[k.fragment]}
+        self._accepted.clear()
         self._saved = [min(held, default=0)]
         self._observe(run)
         present.hub, present.run = run.hub, run
@@ -307,7 +320,8 @@ class World:
 
     def _keep_site(self, index: int, name: str) -> None:
         def step() -> None:
-            self.kernel.park(self.step_s * (0.5 + self.random.random()))
+            slower = STRAGGLES if name == self.straggler else 1
+            self.kernel.park(slower * self.step_s * (0.5 + self.random.random()))
 
         while not self.is_complete:
             coordinator, self.sites[name] = self.coordinator, (process := Process(name))
@@ -348,6 +362,13 @@ class World:
     def _observe(self, run: CoordinatedRun) -> None:
         hub = run.hub
         advance, publish, download = hub.advance, hub.publish, hub.download
+        close_stripe = hub.close_stripe
+
+        def observed_close_stripe(name: str, header: wire.UploadHeader) -> wire.Receipt:
+            receipt = close_stripe(name, header)
+            if (receipt.status, header.kind) == (wire.Receipt.ACCEPTED, header.CONTRIBUTION):
+                self._accepted.add(Key(header.fragment, header.version, name))
+            return receipt
 
         def observed_advance() -> Any:
             ejected = [n for n, s in hub.registry.sites.items() if s.standing == "ejected"]
@@ -371,6 +392,7 @@ class World:
             self.note(f"versions {versions} are {sha[:12]}")
             if self._is_bound() and sha != self._undisturbed.get(versions):
                 self.violated(f"versions {versions} are not those of the undisturbed run")
+            self._check_accepted(hub)
 
         def observed_download(name: str, request: Any) -> Any:
             answer = download(name, request)
@@ -380,8 +402,23 @@ class World:
             return answer
 
         hub.advance = observed_advance  # type: ignore[method-assign]
+        hub.close_stripe = observed_close_stripe  # type: ignore[method-assign]
         hub.publish = observed_publish  # type: ignore[method-assign]
         hub.download = observed_download  # type: ignore[method-assign]
+
+    def _check_accepted(self, hub: Servicer) -> None:
+        """What was accepted is merged once its round is over, if its site still takes part.
+
+        Where one contribution makes an update, the others may become too old while they wait.
+        """
+        fragment, least = hub.rounds.least_wanted()
+        over = {key for key in self._accepted if key.fragment == fragment and key.version < least}
+        self._accepted -= over
+        if hub.rounds.round.is_on_arrival:
+            return
+        for key in sorted(over - self._merged.keys()):
+            if hub.registry.sites[key.site].standing == "in":
+                self.violated(f"{key} was accepted, and is not merged")
 
     def _is_bound(self) -> bool:
         """Whether the weights have to be those of the undisturbed run."""
