@@ -95,6 +95,10 @@ PUSHED = (
 """What all sites agree on moves faster than the rates that H bears."""
 DIT = ("model.network=dit",)
 """Told the class."""
+SMALL = ("data.batch=16", "eval.every=0", "eval.first=false")
+EMOJI_GAN = (*CLASS, *SMALL, "model.width=16", "steps=1000")
+EMOJI_DIT = (*DIT, *SMALL, "steps=1200")
+"""Minutes of one core; the recipes' own rates suit synchronous training best (docs/log.md)."""
 STUDENT = (f"model.teacher={TEACHER}", "model.student_steps=4", "steps=600")
 
 CASES = (
@@ -128,6 +132,10 @@ CASES = (
     # Batch norm sees other batches where a site has one photograph, in synchronous training, too.
     Case("pix2pix", "photo_edges", "by_label", "diloco", 50, 5, sync=("data.split=by_label",)),
     Case("distill", "digits", "iid", "diloco", 20, both=STUDENT),
+    Case("gan", "emoji", "iid", "diloco", 20, both=EMOJI_GAN),
+    Case("gan", "emoji", "by_label", "local_sgd", 20, both=EMOJI_GAN),
+    Case("flow", "emoji", "iid", "diloco", 20, both=EMOJI_DIT),
+    Case("flow", "emoji", "by_label", "diloco", 20, both=EMOJI_DIT),
 )
 
 
