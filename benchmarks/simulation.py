@@ -22,7 +22,8 @@ import torch
 
 from benchmarks.harness.table import Row
 from benchmarks.seeded.bugs import BUGS, planted
-from benchmarks.seeded.world import SCENARIOS, Report, simulate_seed
+from benchmarks.seeded.scenarios import SCENARIOS
+from benchmarks.seeded.world import Report, simulate_seed
 
 MOST_SEEDS = 1000
 """For which a planted bug is looked for."""

@@ -80,7 +80,7 @@ class Disk:
                 return
             self._effect(self._lose_rename)
             _, replaced = self._renamed.pop(process.name, (None, None))
-            self._world.on_durable(process, self._files[number])
+            self._world.invariants.on_durable(process, self._files[number])
             return
         path = Path(os.readlink(f"/proc/self/fd/{number}"))
         if ENDING not in path.name:

@@ -16,18 +16,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 from unittest import mock
 
 from benchmarks.seeded import script
 from benchmarks.seeded.faults import Disk, cause_faults, tear_journal
+from benchmarks.seeded.invariants import Invariants, Versions
 from benchmarks.seeded.kernel import Kernel, Killed, Process, Standstill
 from benchmarks.seeded.network import HEARTBEAT_S, SeededLink
 from benchmarks.seeded.network import Path as NetworkPath
+from benchmarks.seeded.scenarios import SCENARIOS, configure
 from benchmarks.seeded.threads import TIME, installed
 from fedwan import app, files
-from fedwan.app import load_run
-from fedwan.config import MASKED, Config, dump, site_names
+from fedwan.config import MASKED, dump, site_names
 from fedwan.coordinator import federation
 from fedwan.coordinator.model import CHECKPOINT
 from fedwan.coordinator.run import CoordinatedRun
@@ -40,20 +41,16 @@ from fedwan.errors import (
     SiteDrained,
     SiteEjected,
 )
-from fedwan.link import wire_pb2 as wire
 from fedwan.link.pki import federation as make_identities
 from fedwan.link.tls import Identity
 from fedwan.memory import Tidier
 from fedwan.output.journal import verify
 from fedwan.output.records import Recorder
 from fedwan.protocol.registry import DECIDED
-from fedwan.protocol.round import Key
 from fedwan.site import meter, site, stub
 from fedwan.site.site import Membership
-from fedwan.state import hash_state, read_tensors_meta
+from fedwan.state import hash_state
 
-Versions = tuple[int, ...]
-"""By fragment."""
 CALM_S = 6 * 3600.0
 """Virtual time for a run to end once the faults have stopped."""
 SILENCE_S = 20.0
@@ -65,51 +62,6 @@ STRAGGLES = 4
 FAULTS = 50
 """At least, of one seed."""
 MEMORY = Path("/dev/shm")
-SGD = " ".join(
-    f"inner.{network}.name=sgd inner.{network}.lr=0.05 inner.{network}.beta1=0.9"
-    for network in script.KINDS
-)
-MOMENTUM = " ".join(f"outer.{network}.momentum=0.5" for network in script.KINDS)
-
-
-class Scenario(NamedTuple):
-    """Settings of a run, and how long its bits are those of the undisturbed one."""
-
-    words: str
-    same_bits: Literal["always", "until a death", "never"]
-
-
-SCENARIOS = {
-    "diloco": Scenario("h=2 strategy=diloco codec.up=fp32", "always"),
-    "diloco int2": Scenario("h=2 strategy=diloco codec.up=int2 codec.down=int2", "always"),
-    "scaffnew": Scenario(
-        "h=2 strategy=scaffnew codec.up=int4 codec.down=int4 " + MOMENTUM,
-        "always",
-    ),
-    "sync": Scenario("strategy=sync steps=12 " + SGD, "until a death"),
-    "streaming": Scenario(
-        "strategy=streaming_diloco stream.fragments=2 stream.tau=1 h=4 codec.up=int4",
-        "until a death",
-    ),
-    "eager": Scenario("h=2 strategy=eager_diloco codec.up=int4", "until a death"),
-    "quorum": Scenario("h=2 strategy=local_sgd codec.up=int2 round.quorum=2", "never"),
-    "deadline": Scenario(
-        "h=2 strategy=diloco codec.up=int4 codec.down=int4 round.quorum=2 round.grace=3", "never"
-    ),
-    "streaming deadline": Scenario(
-        "strategy=streaming_diloco stream.fragments=2 stream.tau=1 h=2 codec.up=int4 "
-        "codec.down=int4 round.quorum=2 round.grace=3",
-        "never",
-    ),
-    "async": Scenario("h=2 strategy=async_diloco codec.up=int4", "never"),
-    "one site": Scenario("sites=1 h=2 strategy=diloco codec.up=topk2 codec.down=int4", "always"),
-    "own h": Scenario(
-        "h=2 strategy=diloco codec.up=int4 network.discriminator.h=1", "until a death"
-    ),
-    "own pace": Scenario("h=4 strategy=async_diloco codec.up=int4 round.least_steps=1", "never"),
-    "masked": Scenario("h=2 strategy=diloco codec.up=masked4 codec.down=int4", "always"),
-    "masked quorum": Scenario("h=2 strategy=diloco codec.up=masked4 round.quorum=2", "never"),
-}
 
 
 @dataclass
@@ -142,17 +94,17 @@ class _Coordinator:
 class World:
     def __init__(self, report: Report, undisturbed: Mapping[Versions, str], folder: Path) -> None:
         self.report = report
-        self._undisturbed = undisturbed
         seed, scenario = report.seed, report.scenario
         self.kernel = Kernel(seed, CALM_S)
         self.random = random.Random(f"{seed} {scenario}")
         self._tears = random.Random(f"{seed} {scenario} journal")
-        self.config = _config(scenario)
+        self.config = configure(scenario)
         self.step_s = STEP_S * (1 if seed % 3 else SLOWER)
-        names = [*site_names(self.config), "", "", ""]
-        self.straggler = random.Random(f"{seed} {scenario} straggler").choice(names)
         self.folder = folder
         self.names = site_names(self.config)
+        straggler = random.Random(f"{seed} {scenario} straggler")
+        self.straggler = straggler.choice([*self.names, "", "", ""])
+        """The site that takes longer; empty for none."""
         is_masked = self.config.codec.up in MASKED
         self._identities = _identities(*self.names) if is_masked else {}
         self.disk = Disk(self)
@@ -162,19 +114,11 @@ class World:
         self.paths = {name: NetworkPath(self) for name in self.names}
         self.sites: dict[str, Process] = {}
         self.is_complete = False
-        self._saved = [0]
-        """Versions of the coordinator's last two checkpoints; the older one is called durable."""
-        self._promised = 0
-        """The latest version that a site was told is durable."""
-        self._merged: dict[Key, int] = {}
-        self._accepted: set[Key] = set()
-        """Contributions that this process of the coordinator has called accepted."""
         self._supervisors = Process("supervisor")
         self._ended: dict[str, str] = {}
-        self._has_died = False
         self._decided: dict[str, str] = {}
         """What the operator decided last, by site: an event's name."""
-        self._has_decided = False
+        self.invariants = Invariants(self, undisturbed)
 
     # What is noted -------------------------------------------------------------------------
 
@@ -249,7 +193,7 @@ class World:
         self.kernel.kill(process)
         self.kernel.park(0.0)
         if not isinstance(outcome, str):
-            self._has_died = True
+            self.invariants.has_died = True
             self.disk.rot(process.name)
         self.note(f"{process.name} ended: {outcome!r}")
         return outcome
@@ -274,7 +218,8 @@ class World:
                 self.note(f"{row['event']}: {row['text']}")
             recorder.write(row)
             if row.get("event") in DECIDED.values():
-                self._decided[row["site"]], self._has_decided = row["event"], True
+                self._decided[row["site"]] = row["event"]
+                self.invariants.has_decided = True
 
         folder = self.folder / "coordinator"
         checkpoint = folder / "checkpoint" / CHECKPOINT
@@ -298,12 +243,7 @@ class World:
         recorder = Recorder(folder, None if is_new else (version, held))
         recorder.write(run.opening())
         self.note(complaint or f"coordinator begins at version {version}")
-        if version < self._promised:
-            self.violated(f"version {self._promised} was called durable, and is lost")
-        self._merged = {k: v for k, v in self._merged.items() if held and v <= held[k.fragment]}
-        self._accepted.clear()
-        self._saved = [min(held, default=0)]
-        self._observe(run)
+        self.invariants.begin(run, version, held)
         present.hub, present.run = run.hub, run
         try:
             model = run.train()
@@ -350,90 +290,8 @@ class World:
                 self.violated(f"{name}: {type(outcome).__name__}: {outcome}")
                 return
 
-    # Invariants ----------------------------------------------------------------------------
-
-    def on_durable(self, process: Process, folder: Path) -> None:
-        """What was renamed in a folder survives from now on."""
-        if process.name == "coordinator" and (folder / CHECKPOINT).exists():
-            versions = read_tensors_meta(folder / CHECKPOINT)["versions"]
-            if min(versions) != self._saved[-1]:
-                self._saved = [self._saved[-1], min(versions)]
-
-    def _observe(self, run: CoordinatedRun) -> None:
-        hub = run.hub
-        advance, publish, download = hub.advance, hub.publish, hub.download
-        close_stripe = hub.close_stripe
-
-        def observed_close_stripe(name: str, header: wire.UploadHeader) -> wire.Receipt:
-            receipt = close_stripe(name, header)
-            if (receipt.status, header.kind) == (wire.Receipt.ACCEPTED, header.CONTRIBUTION):
-                self._accepted.add(Key(header.fragment, header.version, name))
-            return receipt
-
-        def observed_advance() -> Any:
-            ejected = [n for n, s in hub.registry.sites.items() if s.standing == "ejected"]
-            verdict, merges = advance()
-            for merge in merges:
-                if merge.key.site in ejected:
-                    self.violated(f"{merge.key} was merged, of a site that was ejected before")
-                into = hub.rounds.round.version + 1
-                if merge.key in self._merged:
-                    self.violated(f"{merge.key} was merged twice")
-                late = into - 1 - merge.key.version
-                if not 0 <= late <= run._strategy.policy.max_staleness:
-                    self.violated(f"{merge.key} was merged into version {into}")
-                self._merged[merge.key] = into
-            return verdict, merges
-
-        def observed_publish(payload: Any, *, is_own: bool = False) -> None:
-            publish(payload, is_own=is_own)
-            versions, sha = tuple(hub.model.versions), hash_state(hub.model.state)
-            self.report.sha[versions] = sha
-            self.note(f"versions {versions} are {sha[:12]}")
-            if self._is_bound() and sha != self._undisturbed.get(versions):
-                self.violated(f"versions {versions} are not those of the undisturbed run")
-            self._check_accepted(hub)
-
-        def observed_download(name: str, request: Any) -> Any:
-            answer = download(name, request)
-            self._promised = max(self._promised, answer.header.durable_version)
-            if answer.header.durable_version > self._saved[0]:
-                self.violated(f"version {answer.header.durable_version} is not durable yet")
-            return answer
-
-        hub.advance = observed_advance  # type: ignore[method-assign]
-        hub.close_stripe = observed_close_stripe  # type: ignore[method-assign]
-        hub.publish = observed_publish  # type: ignore[method-assign]
-        hub.download = observed_download  # type: ignore[method-assign]
-
-    def _check_accepted(self, hub: Servicer) -> None:
-        """What was accepted is merged once its round is over, if its site still takes part.
-
-        Where one contribution makes an update, the others may become too old while they wait.
-        """
-        fragment, least = hub.rounds.least_wanted()
-        over = {key for key in self._accepted if key.fragment == fragment and key.version < least}
-        self._accepted -= over
-        if hub.rounds.round.is_on_arrival:
-            return
-        for key in sorted(over - self._merged.keys()):
-            if hub.registry.sites[key.site].standing == "in":
-                self.violated(f"{key} was accepted, and is not merged")
-
-    def _is_bound(self) -> bool:
-        """Whether the weights have to be those of the undisturbed run."""
-        same = SCENARIOS[self.report.scenario].same_bits
-        is_bound = same == "always" or (same == "until a death" and not self._has_died)
-        return bool(self.report.num_faults) and is_bound and not self._has_decided
-
 
 _app_folders = cache(app.app_folders)
-
-
-@cache
-def _config(scenario: str) -> Config:
-    words = "workload=command sites=3 steps=24 checkpoint.every=1 eval.every=16".split()
-    return load_run(None, [*words, *SCENARIOS[scenario].words.split()])
 
 
 @cache
