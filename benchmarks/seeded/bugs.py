@@ -95,13 +95,13 @@ _unsaved: list[Callable[[], None]] = []
 
 @_bug(AFTER_SENDING, SiteCheckpoints, "save")
 def _(save):
-    return lambda self, *args: _unsaved.append(lambda: save(self, *args))
+    return lambda self, *args, **kwargs: _unsaved.append(lambda: save(self, *args, **kwargs))
 
 
 @_bug(AFTER_SENDING, CoordinatorStub, "send_contribution")
 def _(send):
-    def late(self, *args):
-        receipt = send(self, *args)
+    def late(self, *args, **kwargs):
+        receipt = send(self, *args, **kwargs)
         while _unsaved:
             _unsaved.pop(0)()
         return receipt
