@@ -24,13 +24,13 @@ from benchmarks.harness.simulated import describe, run_simulated
 from benchmarks.harness.table import Row, mean_of, told
 
 STEPS = {"flow": 2000, "gan": 1400}
-QUORUM = ("round.quorum=3", "round.grace=3", "round.max_staleness=2")
+QUORUM = ("round.quorum=3", "round.max_staleness=2")
 INT4 = ("codec.up=int4", "codec.down=int4")
 CASES: dict[str, tuple[str, ...]] = {
     "sync": ("strategy=sync",),
     "parameter_server": ("strategy=parameter_server",),
     "local_sgd": ("strategy=local_sgd", "h=20", *QUORUM),
-    "scaffnew": ("strategy=scaffnew", "h=20", "round.quorum=3", "round.grace=3"),
+    "scaffnew": ("strategy=scaffnew", "h=20", "round.quorum=3"),
     "local_sgd, topk2": (
         *("strategy=local_sgd", "h=5", "codec.up=topk2", "codec.down=int4"),
         *QUORUM,

@@ -197,13 +197,11 @@ class RoundConfig:
 
     quorum: int = 0
     """Fewest sites a round may close with, or, where nobody waits for others, that must be live; 0
-    takes the strategy's own, all of them for most."""
+    takes the strategy's own, all of them for most. Who has gone is not waited for then, and who is
+    late until median + 3 MAD of past rounds' times."""
     patience_s: float = setting(600.0, POSITIVE)
-    """Seconds to wait for missing sites before a round closes with a quorum, or the run stops; and
-    that a site keeps trying to reach the coordinator."""
-    grace: float = 0.0
-    """k: with a quorum, a round closes at median + k · MAD of past rounds' times already; 0 waits
-    `patience_s`."""
+    """Seconds to wait for missing sites before the run stops (with a quorum: before the first round
+    closes without one that is here), and that a site keeps trying to reach the coordinator."""
     max_staleness: int = 0
     """Versions by which a contribution may be late and be merged; 0 takes the strategy's own."""
     least_steps: int = 0

@@ -35,7 +35,7 @@ OPTIONAL = (
     *("h", "outer.*.lr", "outer.*.momentum", "network.*.h", "network.*.exclude"),
     *("inner.*.state", "inner.*.name=muon", "inner.*.name=own", "codec.up=topk2"),
     *("stream.fragments", "stream.tau", "stream.tau=0"),
-    *("round.grace", "round.max_staleness", "round.least_steps", "round.merge", "round.gate"),
+    *("round.max_staleness", "round.least_steps", "round.merge", "round.gate"),
     *("site.partition", "site.partition=weights", "site.partition=tensor_parallel"),
     *("site.precision=bf16-true", "privacy.epsilon"),
 )
@@ -58,10 +58,8 @@ def _at_most_h(key: str, less: int = 0) -> Needs:
     )
 
 
-WAITS = tuple(
-    Needs(key, _has_spare_sites, _one_less) for key in ("round.grace", "round.max_staleness")
-)
-"""Of rounds that wait for all sites, or for a quorum."""
+LATE = Needs("round.max_staleness", _has_spare_sites, _one_less)
+"""Where what is too late for its round may be merged into another one."""
 MERGES = (
     Needs("round.merge", lambda c, _: not c.round.max_staleness, "round.max_staleness=0"),
     Needs("round.merge", lambda c, _: not c.round.least_steps, "round.least_steps=0"),
@@ -80,7 +78,7 @@ GATE = Needs("round.gate", lambda c, _: not c.round.least_steps, "round.least_st
 """Where contributions are deltas of about as many steps each, so that their sizes compare."""
 LOCAL_STEPS = ("h", "network.*.exclude", "inner.*", "codec.*", "site.*")
 """Where sites take steps of their own."""
-IN_ROUNDS = (*LOCAL_STEPS, APART, GATE, *WAITS)
+IN_ROUNDS = (*LOCAL_STEPS, APART, GATE, LATE)
 """Where they send them in rounds."""
 STREAM: Mapping[str, Any] = {
     "stream.fragments": lambda config: min(4, config.h),
@@ -373,9 +371,10 @@ def streamed(config: Config, alpha: float = 0.0) -> dict[str, Any]:
     return {"fragments": fragments, "overlap": Overlap(tau, alpha if tau else 0.0)}
 
 
-def barrier_policy(config: Config) -> RoundPolicy:
+def barrier_policy(config: Config, *, has_deadline: bool = True) -> RoundPolicy:
     """Rounds that wait as a resolved `round` asks for."""
     rounds = config.round
     return barrier(
-        config.sites, rounds.quorum, rounds.patience_s, rounds.grace, rounds.max_staleness
+        *(config.sites, rounds.quorum, rounds.patience_s, rounds.max_staleness),
+        has_deadline=has_deadline,
     )

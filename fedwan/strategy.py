@@ -46,7 +46,9 @@ class Landing(NamedTuple):
     """An update that is about to land: the global weights have moved, the local ones have not."""
 
     steps: int
-    """Taken since the fragment landed last."""
+    """Between two landings of the fragment."""
+    taken: int
+    """Of these in this site's latest contribution: fewer if it went on where the others stood."""
     is_merged: bool
     """Whether this site's latest contribution is in the update."""
     is_replaced: bool

@@ -3,7 +3,7 @@
 A page, `strategies/NAME.py` or `sites/NAME.py`, says in `USES` which of the settings that not every
 page follows it does follow, and in `DEFAULTS` what takes the place of those that were left open:
 
-    USES = ("h", "outer.*", "round.grace", Needs("stream.tau", lambda config, _: …, "h=2 or more"))
+    USES = ("h", "outer.*", Needs("stream.tau", lambda config, _: …, "h=2 or more"))
     DEFAULTS = {"h": 20, "stream.tau": lambda config: min(5, config.h - 1)}
 
 A setting is named by its key, `*` standing for any network: `inner.*.state`. `key=value` names one

@@ -25,12 +25,12 @@ from fedwan.coordinator.server_step import step_outer
 from fedwan.errors import ConfigError
 from fedwan.fragments import whole
 from fedwan.models.experts import Experts
-from fedwan.recipes import GATE, WAITS, barrier_policy, codec
+from fedwan.recipes import GATE, barrier_policy, codec
 from fedwan.site.replica import Replica
 from fedwan.state import Layout
 from fedwan.strategy import SiteHook, Strategy
 
-USES = ("h", GATE, WAITS[0], "inner.*.name=own")
+USES = ("h", GATE, "inner.*.name=own")
 DEFAULTS = {"h": 100}
 EXPERTS = True
 

@@ -21,10 +21,11 @@ of the global weights, taken in H parts along the way and not in one leap, so th
 gradients are of where the weights are going. Rates that are small enough for H are too small to
 train fast; what all sites agree on may move faster than where they differ.
 
-The sum has to stay 0: what it lacks moves all sites the same way in every step to come. When a site
-comes back without what it had learnt, all begin anew. Here e corrects the steps of any inner
-optimiser: it is in units of weights, not of gradients. It costs no byte, as g lands anyway, where
-SCAFFOLD (Karimireddy et al. 2019, 1910.06378) sends as much again.
+The sum has to stay 0: what it lacks moves all sites the same way in every step to come. g' is a
+mean by steps, so a site that took n of H learns (n / H) (g' - l) / H. When a site comes back
+without what it had learnt, all begin anew. Here e corrects the steps of any inner optimiser: it is
+in units of weights, not of gradients. It costs no byte, as g lands anyway, where SCAFFOLD
+(Karimireddy et al. 2019, 1910.06378) sends as much again.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ import torch
 from fedwan.codecs import with_feedback
 from fedwan.config import Config, OuterConfig
 from fedwan.fragments import Fragment
-from fedwan.recipes import APART, GATE, WAITS, averaging, codec, deltas_in_rounds
+from fedwan.recipes import APART, GATE, averaging, codec, deltas_in_rounds
 from fedwan.site.group import local
 from fedwan.site.replica import Replica
 from fedwan.state import Role, add_prefix, network_of
 from fedwan.strategy import Landing, SiteHook, Strategy
 
 USES = (
-    *("h", "inner.*", "outer.*.momentum", "network.*.exclude", APART, GATE, WAITS[0]),
+    *("h", "inner.*", "outer.*.momentum", "network.*.exclude", APART, GATE),
     *("site.partition", "site.precision*"),
 )
 DEFAULTS = {"h": 20, "outer.*": OuterConfig(lr=1.0, momentum=0.0)}
@@ -123,7 +124,7 @@ class ControlVariates(SiteHook):
                 moved.sub_(replica.piece(name, landing.owed.get(name)).to(live))
             if name in added:
                 moved.add_(replica.piece(name, landing.residual.get(name)).to(live))
-            self.variates[name].add_(moved, alpha=1 / landing.steps)
+            self.variates[name].add_(moved, alpha=landing.taken / landing.steps**2)
 
     @torch.no_grad()
     def on_adopt(self) -> None:

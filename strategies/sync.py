@@ -26,5 +26,5 @@ def build(config: Config) -> Strategy:
         server_step=mirror_inner(config.inner, config.steps),
         up=codec(config, "up"),
         down=codec(config, "down"),
-        policy=barrier_policy(config),
+        policy=barrier_policy(config, has_deadline=False),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -14,10 +15,14 @@ import torch
 from torch import Tensor
 
 import fedwan
+from fedwan import simulation
 from fedwan.app import load_run
 from fedwan.config import InnerConfig
 from fedwan.errors import JoinRefused, RunStopped, UserError
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Delivery, Link
 from fedwan.rng import NamedGenerators
+from fedwan.simulation import Absence
 from fedwan.site.place import Place
 from fedwan.site.site import Membership
 from fedwan.state import State, layout_of, state_of
@@ -31,6 +36,7 @@ from tests.support import (
     DawdlingLink,
     PoisoningLink,
     TinyWorkload,
+    WrappedLink,
     build_strategy,
     run_tiny,
     same_bits,
@@ -109,7 +115,7 @@ def test_one_site_alone_ends_on_its_own_weights_and_pays_what_coding_owes_once(
 
 
 def test_a_site_that_is_late_at_the_end_of_a_run_ends_with_its_weights(tmp_path: Path) -> None:
-    rounds = {"quorum": 2, "grace": 3.0, "patience_s": 30.0}
+    rounds = {"quorum": 2, "patience_s": 30.0}
     config = tiny_config("diloco", NET, sites=3, h=2, steps=24, round=rounds)
 
     def part(member: Membership, workload: TinyWorkload) -> str:
@@ -137,7 +143,7 @@ def test_what_is_owed_survives_a_contribution_that_is_too_late_and_an_update_tha
             kept.append((owed, place.residuals.of(place.fragments[index])))
 
     monkeypatch.setattr(Place, "start_over", watched)
-    rounds = {"quorum": 2, "grace": 3.0, "patience_s": 30.0}
+    rounds = {"quorum": 2, "patience_s": 30.0}
     codec = {"up": "int2", "down": "fp32"}
     config = tiny_config("sparse_loco", NET, sites=3, h=2, steps=60, round=rounds, codec=codec)
 
@@ -155,6 +161,37 @@ def test_what_is_owed_survives_a_contribution_that_is_too_late_and_an_update_tha
     run_tiny(tmp_path, config, part=part)
     assert kept and all(same_bits(owed, now) for owed, now in kept)
     assert any(float(value.abs().max()) > 0 for owed, _ in kept for value in owed.values())
+
+
+class BusyLink(WrappedLink):
+    """The coordinator has no copy for this site the first times that it asks for each."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self._told: Counter[int] = Counter()
+
+    def download(self, request: wire.DownloadRequest) -> Delivery:
+        self._told[request.kind] += 1
+        if request.kind != wire.DownloadRequest.UPDATE and self._told[request.kind] < 4:
+            return Delivery(wire.DownloadHeader(status=wire.DownloadHeader.NOT_YET), None)
+        return self._inner.download(request)
+
+
+def test_a_site_that_comes_back_waits_for_its_copy_of_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulation, "STANDSTILL_S", 0.3)
+    config = tiny_config("sync", NET, sites=2, h=1, round={"quorum": 1, "patience_s": 30.0})
+    absent, links = {"s2": Absence(1 / 4, 1 / 2)}, []
+
+    def wrap(site: str, link: Link) -> Link:
+        links.append(BusyLink(link) if site == "s2" else link)
+        return links[-1]
+
+    ran = run_tiny(tmp_path, config, absences=absent, wrap=wrap)
+    assert len(ran.hashes) == 1 and ran.result.totals.rejoins == 1
+    told = links[-1]._told
+    assert told[wire.DownloadRequest.GLOBAL] >= 4 and told[wire.DownloadRequest.OUTER] >= 4
 
 
 # What all parties end on -------------------------------------------------------------------------

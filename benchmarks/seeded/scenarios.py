@@ -36,13 +36,11 @@ SCENARIOS = {
         "until a death",
     ),
     "eager": Scenario("h=2 strategy=eager_diloco codec.up=int4", "until a death"),
-    "quorum": Scenario("h=2 strategy=local_sgd codec.up=int2 round.quorum=2", "never"),
-    "deadline": Scenario(
-        "h=2 strategy=diloco codec.up=int4 codec.down=int4 round.quorum=2 round.grace=3", "never"
-    ),
-    "streaming deadline": Scenario(
+    "quorum": Scenario("h=2 strategy=diloco codec.up=int2 codec.down=int4 round.quorum=2", "never"),
+    "sync quorum": Scenario("strategy=sync steps=12 round.quorum=2 " + SGD, "never"),
+    "streaming quorum": Scenario(
         "strategy=streaming_diloco stream.fragments=2 stream.tau=1 h=2 codec.up=int4 "
-        "codec.down=int4 round.quorum=2 round.grace=3",
+        "codec.down=int4 round.quorum=2",
         "never",
     ),
     "async": Scenario("h=2 strategy=async_diloco codec.up=int4", "never"),

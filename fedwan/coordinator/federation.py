@@ -142,7 +142,9 @@ class Federation:
     def advance(self) -> tuple[Verdict, list[Merge[Contribution]]]:
         """See `Rounds.advance`."""
         with self.changed:
-            verdict, merges = self.rounds.advance(time.monotonic(), len(self.live()))
+            now_s = time.monotonic()
+            gone = self.registry.absent(now_s)
+            verdict, merges = self.rounds.advance(now_s, len(self.live()), gone)
             if verdict == "close" and not self.rounds.updates.keeps_past:
                 self._snapshots.clear()
             return verdict, merges

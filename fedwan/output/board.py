@@ -50,7 +50,9 @@ def waiting_text(
     who = ", ".join(f"{name} ({ABSENT[state]} since {clock_text(t)})" for name, state, t in absent)
     text = f"waiting for {who}; goes on when {'back' if len(absent) == 1 else 'all are back'}"
     if 0 < config.round.quorum <= config.sites - len(absent):
-        text += f", without after {config.round.patience_s:g} s of the round at most"
+        are_gone = all(state == "silent" for _, state, _ in absent)
+        after = f"after {config.round.patience_s:g} s of the round at most"
+        text += f", without {'once the others have contributed' if are_gone else after}"
     gone = [name for name, state in states.items() if state in _GONE]
     way, names = "without after `fedwan sites {} drain {}`", [name for name, _, _ in absent]
     if len(names) + len(gone) >= len(states):  # without them it would wait for ever

@@ -1,9 +1,10 @@
 """When contributions become an update.
 
-Two kinds of rounds. A barrier waits for every site; `grace` ends the wait of rounds that a quorum
-has reached at median + k · MAD of past rounds (fixed deadlines are wrong both ways: too short for a
-slow link, too long for a fast one), and what comes later is merged into a later version or dropped.
-On arrival, every contribution makes a version of its own, and nobody waits for anybody.
+Two kinds of rounds. A barrier waits for every site; a round that a quorum has reached waits no
+longer for sites that have gone, and for late ones until median + 3 MAD of past rounds (fixed
+deadlines are wrong both ways: too short for a slow link, too long for a fast one). What comes later
+is merged into a later version or dropped. On arrival, every contribution makes a version of its
+own, and nobody waits for anybody.
 
 Fewer sites than the quorum never go on by themselves: the round pauses, and after `patience_s` the
 run stops.
@@ -17,8 +18,10 @@ from typing import Literal, NamedTuple
 
 Verdict = Literal["wait", "close", "stop"]
 
+GRACE = 3.0
+"""Deviations above the usual time of a round until its deadline."""
 LEAST_ROUNDS = 5
-"""Past rounds without which no deadline is set."""
+"""Past rounds that a deviation is told from; from fewer it is taken for the median itself."""
 LEAST_SPREAD = 0.05
 """Of the median: a deviation below it is taken for this much, lest a hiccup miss the deadline."""
 MAD_TO_SIGMA = 1.4826
@@ -33,8 +36,8 @@ class RoundPolicy(NamedTuple):
     """Fewest sites that a round may close with; on arrival, fewest that must be live."""
     patience_s: float = 600.0
     """How long to wait for missing sites before a round closes with a quorum, or the run stops."""
-    grace: float = 0.0
-    """k of the deadline median + k · 1.4826 MAD; 0 sets none before `patience_s`."""
+    has_deadline: bool = False
+    """Whether a round with its quorum closes soon after the usual time, not after `patience_s`."""
     max_staleness: int = 0
     """Versions by which a contribution may be late and still be merged; those later are dropped."""
     discount: float = 0.0
@@ -45,7 +48,7 @@ class RoundPolicy(NamedTuple):
     @property
     def leaves_behind(self) -> bool:
         """Whether versions follow each other without a site that is late, which has to catch up."""
-        has_deadline = self.grace > 0.0 and self.quorum < self.num_sites
+        has_deadline = self.has_deadline and self.quorum < self.num_sites
         return has_deadline or self.arrivals_from is not None
 
     def is_on_arrival(self, version: int) -> bool:
@@ -68,9 +71,9 @@ class RoundPolicy(NamedTuple):
         'close'
         >>> barrier(4, quorum=3, patience_s=60).decide(2, 60.0)
         'stop'
-        >>> barrier(4, quorum=3, patience_s=60, grace=3.0).decide(3, 11.4, [9, 10, 10, 10, 11])
+        >>> barrier(4, quorum=3, has_deadline=True).decide(3, 11.4, [9, 10, 10, 10, 11])
         'wait'
-        >>> barrier(4, quorum=3, patience_s=60, grace=3.0).decide(3, 11.5, [9, 10, 10, 10, 11])
+        >>> barrier(4, quorum=3, has_deadline=True).decide(3, 11.5, [9, 10, 10, 10, 11])
         'close'
         >>> RoundPolicy(4, quorum=2, arrivals_from=0).decide(1, 0.0, num_live=1)
         'wait'
@@ -87,14 +90,16 @@ class RoundPolicy(NamedTuple):
     def deadline_s(self, past_s: Sequence[float]) -> float:
         """Seconds after which a round closes with a quorum.
 
-        >>> round(barrier(4, quorum=3, grace=3.0).deadline_s([9, 10, 10, 10, 11]), 1)
-        11.5
+        >>> policy = barrier(4, quorum=3, has_deadline=True)
+        >>> [round(policy.deadline_s(past), 1) for past in ([], [9], [9, 10, 10, 10, 11])]
+        [600.0, 36.0, 11.5]
         """
-        if not self.grace or len(past_s) < LEAST_ROUNDS:
+        if not self.has_deadline or not past_s:
             return self.patience_s
         median = statistics.median(past_s)
         spread = MAD_TO_SIGMA * statistics.median(abs(s - median) for s in past_s)
-        return min(self.patience_s, median + self.grace * max(spread, LEAST_SPREAD * median))
+        least = LEAST_SPREAD if len(past_s) >= LEAST_ROUNDS else 1.0
+        return min(self.patience_s, median + GRACE * max(spread, least * median))
 
     def scale(self, staleness: int) -> float:
         """What a contribution's parameters are multiplied by that is so many versions late.
@@ -109,8 +114,9 @@ def barrier(
     num_sites: int,
     quorum: int = 0,
     patience_s: float = 600.0,
-    grace: float = 0.0,
     max_staleness: int = 0,
+    *,
+    has_deadline: bool = False,
 ) -> RoundPolicy:
     """A round needs every site; with `quorum` > 0 it makes do with that many after the deadline."""
-    return RoundPolicy(num_sites, quorum or num_sites, patience_s, grace, max_staleness)
+    return RoundPolicy(num_sites, quorum or num_sites, patience_s, has_deadline, max_staleness)

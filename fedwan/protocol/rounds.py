@@ -216,17 +216,23 @@ class Rounds(Generic[C, U]):
             done += [whole.pop(key) for key in keys]
         return done
 
-    def advance(self, now_s: float, num_live: int) -> tuple[Verdict, list[Merge[C]]]:
-        """What the policy says, and which contributions are merged now, in this order."""
+    def advance(
+        self, now_s: float, num_live: int, gone: Collection[str] = ()
+    ) -> tuple[Verdict, list[Merge[C]]]:
+        """What the policy says, and which contributions are merged now, in this order.
+
+        `gone`: sites that were here and are not any more.
+        """
         present = self._present()
         num_arrived, policy = len(present.whole), self._policy
         if not present.is_on_arrival:
             lacking = present.lacking()
             num_sites = len(present.merged) + len(present.waiting)
             num_arrived = num_sites - len(lacking)
-            # A quorum does not wait for who is refused, or begins anew, again and again.
+            # A quorum waits neither for who has gone nor for who is refused, or begins anew, again
+            # and again.
             tries = self.refused + self.setbacks
-            hopeless = sum(tries[name] >= HOPELESS_ROUNDS for name in lacking)
+            hopeless = sum(name in gone or tries[name] >= HOPELESS_ROUNDS for name in lacking)
             policy = policy._replace(num_sites=max(policy.quorum, num_sites - hopeless))
         index = present.fragment.index
         elapsed_s = now_s - present.began_s

@@ -69,6 +69,8 @@ class _Flight:
     version: int
     """That it contributes to."""
     lands_at: int
+    steps: int
+    """In the contribution."""
     held: State = field(default_factory=dict)
     """With overlap, Δ when it departed, until it is encoded."""
     sent: tuple[State, State] | None = None
@@ -195,7 +197,8 @@ class Exchange:
         work = meter.work(step, done)
         tau = min(self._tau, fragment.steps(self._strategy.h) - 1)
         flight = _Flight(
-            fragment, self._place.parts[index], self._place.versions[index], step + tau
+            *(fragment, self._place.parts[index], self._place.versions[index], step + tau),
+            steps=done.steps,
         )
         self._flights[index] = flight
         if self._tau:
@@ -367,7 +370,8 @@ class Exchange:
             return
         steps = fragment.steps(self._strategy.h)
         is_replaced = is_last or not self._tau or steps == 1
-        landing = Landing(steps, has_own, is_replaced, *(flight.sent or ({}, {})))
+        sent = flight.sent or ({}, {})
+        landing = Landing(steps, flight.steps, has_own, is_replaced, *sent)
         is_written = self._hook.on_land(fragment, landing)
         self._place.renew(header, [fragment])
         # The local weights are what the update stands for, less what a subtraction and an addition

@@ -309,7 +309,8 @@ class Place:
             # The hook learns from it: the local weights still are the predecessor's.
             (fragment,) = self.fragments
             steps = fragment.steps(self.strategy.h)
-            self.hook.on_land(fragment, Landing(steps, True, True, found.residual, found.owed))
+            landing = Landing(steps, found.work.steps, True, True, found.residual, found.owed)
+            self.hook.on_land(fragment, landing)
         elif found is not None and usable == version:
             found = found._replace(owed=found.residual)  # it was not merged: nothing was paid
         # Where the update was made of its weights alone, what it left are the global ones.

@@ -16,7 +16,7 @@ import safetensors.torch
 from torch import Tensor
 
 from fedwan.codecs import Payload, fp32
-from fedwan.errors import FedwanError, RunStopped
+from fedwan.errors import FedwanError, LinkLost, RunStopped
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Link
@@ -26,6 +26,9 @@ from fedwan.site.masker import Masker
 from fedwan.state import Layout, State
 
 Asked = wire.DownloadRequest
+COPY_S = 300.0
+"""How long whole weights are asked for in vain: the coordinator makes this site a copy once calls
+that carry earlier ones have ended, as those do in which nothing moves (docs/wire.md)."""
 STOP_SIGNAL_S = 5.0
 """How long the word that says why a run is over may take to arrive after the run is."""
 LISTEN_S = 0.2
@@ -111,6 +114,20 @@ class CoordinatorStub:
     def _download(self, kind: wire.DownloadRequest.Kind, **which: Any) -> Delivery:
         return self.link.download(Asked(run_id=self._run_id, kind=kind, **which))
 
+    def _download_whole(self, kind: wire.DownloadRequest.Kind, **which: Any) -> Delivery:
+        """Weights or the like, all of it, once the coordinator has a copy for this site."""
+        deadline = time.monotonic() + COPY_S
+        while True:
+            found = self._download(kind, **which)
+            if found.header.status != wire.DownloadHeader.NOT_YET:
+                return found
+            if time.monotonic() > deadline:
+                raise LinkLost(
+                    f"the coordinator has had no copy of its weights for this site for {COPY_S:g} "
+                    "s: earlier downloads have not ended; see in its journal what it waits for"
+                )
+            time.sleep(self._poll_s)
+
     def fetch_update(self, fragment: int, version: int, between: Callable[[], None]) -> Delivery:
         """The update of a fragment that leads to `version`, or word that it is superseded.
 
@@ -172,11 +189,9 @@ class CoordinatorStub:
 
         def fetch() -> wire.DownloadHeader:
             held = {"held_sha256": held_sha256, "held_versions": held_versions}
-            header, payload = self._download(kind, version=repeats, **held)
+            header, payload = self._download_whole(kind, version=repeats, **held)
             if payload is not None:
                 kept.append(fp32().decode(payload, self._layout))
-            elif not (is_held(header) or can_follow(header)):
-                raise FedwanError("the coordinator has no weights yet; its run has not begun")
             return header
 
         header = self._group.lead(fetch)
@@ -187,8 +202,8 @@ class CoordinatorStub:
         kept: list[State] = []
 
         def fetch() -> list[int]:
-            header, payload = self._download(Asked.OUTER)
-            assert payload is not None, "the weights have come before"
+            header, payload = self._download_whole(Asked.OUTER)
+            assert payload is not None, "it is sent whole"
             kept.append(safetensors.torch.load(bytes(payload.read(0, payload.num_bytes))))
             return list(header.versions)
 

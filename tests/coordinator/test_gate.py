@@ -82,7 +82,7 @@ def test_what_is_far_too_large_is_refused_once_and_the_site_goes_on(
 
 
 def test_a_hostile_site_does_not_end_the_run_of_a_quorum(tmp_path: Path) -> None:
-    config = four_sites(round={"quorum": 3, "grace": 3.0, "patience_s": 60.0})
+    config = four_sites(round={"quorum": 3, "patience_s": 60.0})
     run = ran(tmp_path, config, lambda link: GrowingLink(link, range(6, 99), is_hostile=True))
     assert run.result.model.versions == [12]
     assert run.result.totals.rejected >= 3

@@ -91,7 +91,7 @@ def test_a_sum_that_sites_have_been_asked_about_outlives_the_coordinator(
 def test_a_round_does_without_a_site_that_is_gone(tmp_path: Path, strategy: str) -> None:
     h = 4 if strategy == "streaming_diloco" else 2
     cut = {"stream": {"fragments": 2, "tau": 1}} if h == 4 else {}
-    rounds = {"quorum": 2, "patience_s": 60, "grace": 3.0}
+    rounds = {"quorum": 2, "patience_s": 60}
     config = config_of(strategy, h=h, steps=20 * h, round=rounds, **cut)
     ran = run_tiny(tmp_path, config, absences={"s2": Absence(1 / 3, 2 / 3)})
     assert len(ran.hashes) == 1

@@ -31,20 +31,20 @@ past = st.lists(st.floats(0.01, 1e3), max_size=60)
 def test_a_deadline_never_closes_a_round_below_its_quorum(
     num: int, quorum: int, seen: int, elapsed: float, seconds_of_past: list[float]
 ) -> None:
-    policy = barrier(num, quorum=min(quorum, num), patience_s=10.0, grace=3.0)
+    policy = barrier(num, quorum=min(quorum, num), patience_s=10.0, has_deadline=True)
     if policy.decide(seen, elapsed, seconds_of_past) == "close":
         assert seen >= min(num, policy.quorum)
     assert policy.deadline_s(seconds_of_past) <= 10.0
 
 
-def test_without_enough_past_rounds_there_is_no_deadline() -> None:
-    policy = barrier(4, quorum=3, patience_s=60.0, grace=2.0)
-    assert policy.deadline_s([1.0] * 4) == 60.0
-    assert policy.deadline_s([1.0] * 5) == 1.1
+def test_a_first_round_has_no_deadline_and_the_next_ones_a_wide_one() -> None:
+    policy = barrier(4, quorum=3, patience_s=60.0, has_deadline=True)
+    assert policy.deadline_s([]) == 60.0
+    assert [policy.deadline_s([1.0] * num) for num in (1, 4, 5)] == [4.0, 4.0, 1.15]
 
 
 def test_one_long_round_hardly_moves_the_deadline() -> None:
-    policy = barrier(4, quorum=3, patience_s=600.0, grace=3.0)
+    policy = barrier(4, quorum=3, patience_s=600.0, has_deadline=True)
     usual = [10.0, 10.2, 9.9, 10.1, 10.0, 10.3]
     assert policy.deadline_s([*usual, 300.0]) < 1.2 * policy.deadline_s(usual)
 

@@ -199,7 +199,9 @@ def test_an_update_s_memory_is_freed_once_all_sites_have_it() -> None:
     assert rounds.answer("s1", 0, 1)[0] == Header.SUPERSEDED
 
 
-@pytest.mark.parametrize("policy", [RoundPolicy(3, 1, arrivals_from=0), barrier(3, 2, grace=3.0)])
+@pytest.mark.parametrize(
+    "policy", [RoundPolicy(3, 1, arrivals_from=0), barrier(3, 2, has_deadline=True)]
+)
 def test_past_updates_are_kept_up_to_the_weight_of_their_fragment(policy: RoundPolicy) -> None:
     rounds = make(policy)
     for version in range(1, 5):
@@ -216,7 +218,7 @@ def test_past_updates_are_kept_up_to_the_weight_of_their_fragment(policy: RoundP
 
 def test_where_the_sites_stand_that_keep_up_follows_from_their_last_rounds() -> None:
     """H = 2, one step a half second; contributions leave 3 s after a round has begun."""
-    rounds = make(barrier(3, 2, grace=3.0), num_versions=20)
+    rounds = make(barrier(3, 2, has_deadline=True), num_versions=20)
     for version in range(6):
         rounds.begin(10.0 * version)
         assert (rounds.others_step(10.0 * version + 2.0) > 0) == (version > 0), "nothing is known"
@@ -287,6 +289,33 @@ def test_who_is_waited_for_is_named() -> None:
     late.begin(0.0)
     assert late.missing(["s3"], 2) == [] and late.missing(["s3"], 1) == ["s3"]
     assert late.owing(["s1"]) == ["s2", "s3"]
+
+
+@pytest.mark.parametrize("has_deadline", [False, True])
+def test_a_quorum_does_not_wait_for_who_has_gone(has_deadline: bool) -> None:
+    rounds = make(barrier(3, 2, has_deadline=has_deadline))
+    rounds.begin(0.0)
+    send(rounds, "s1", 0)
+    assert rounds.advance(1.0, 1, ["s3"])[0] == "wait"
+    send(rounds, "s2", 0)
+    assert rounds.advance(1.0, 3)[0] == "wait"
+    assert rounds.advance(1.0, 2, ["s3"])[0] == "close"
+    barrier_of_all = make(barrier(3))
+    barrier_of_all.begin(0.0)
+    send(barrier_of_all, "s1", 0)
+    assert barrier_of_all.advance(1.0, 1, ["s2", "s3"])[0] == "wait"
+
+
+def test_a_site_that_is_here_and_silent_is_waited_for_once() -> None:
+    """Rounds of two seconds, and ten of patience."""
+    rounds = make(barrier(3, 2, 10.0, has_deadline=True), num_versions=3)
+    for version, closes_s in enumerate((10.0, 8.0, 8.0)):
+        rounds.begin(0.0)
+        for site in ("s1", "s2"):
+            send(rounds, site, version, 2.0)
+        assert rounds.advance(closes_s - 0.1, 3)[0] == "wait"
+        assert rounds.advance(closes_s, 3)[0] == "close"
+        rounds.publish(Update(1))
 
 
 def test_a_quorum_does_not_wait_for_who_was_refused_three_times() -> None:

@@ -18,10 +18,10 @@ PER_S = 10.0
 """Steps of the site."""
 
 
-def make(versions: list[int], *, grace: float = 3.0) -> Any:
+def make(versions: list[int], *, has_deadline: bool = True) -> Any:
     """Two fragments that leave after steps 10 and 15, 20 and 25, …"""
     place: Any = Place.__new__(Place)
-    place.strategy = SimpleNamespace(h=10, policy=barrier(4, 3, grace=grace))
+    place.strategy = SimpleNamespace(h=10, policy=barrier(4, 3, has_deadline=has_deadline))
     place.replica = SimpleNamespace(group=Group())
     place.meter = SimpleNamespace(speed=lambda: PER_S)
     place.fragments = [Fragment(0, {}), Fragment(1, {}, offset=5)]
@@ -58,6 +58,6 @@ def test_others_have_gone_on_since_it_was_said() -> None:
 
 
 def test_nobody_is_skipped_for_where_rounds_wait_for_all() -> None:
-    place = make([3, 2], grace=0.0)
+    place = make([3, 2], has_deadline=False)
     place.note_others(wire.DownloadHeader(others_step=33))
     assert place.ahead(31) == 31

@@ -138,8 +138,6 @@ def test_a_run_bears_a_site_that_dies_at_a_third_and_returns_at_two_thirds(
     monkeypatch.setattr(simulation, "STANDSTILL_S", 0.3)
     h = 1 if name in GRADIENTS else 6
     rounds: dict[str, Any] = {"quorum": quorum, "patience_s": 30.0}
-    if quorum < 3 and name not in GRADIENTS | ON_ARRIVAL:
-        rounds["grace"] = 3.0
     sections = {"stream": {"fragments": 2}} if name in STREAMS else {}
     sections |= more | {"round": rounds | more.get("round", {})}
     inner = dict.fromkeys(TINY_GAN, TINY_GAN["discriminator"])
