@@ -24,9 +24,9 @@ from fedwan.config import Config, host_and_port, site_names
 from fedwan.coordinator.control import ask
 from fedwan.errors import ConfigError, FedwanError, RunStopped, UserError
 from fedwan.flower import private_port, processes
+from fedwan.flower.front_door import FrontDoor
 from fedwan.flower.private_port import HOST
 from fedwan.flower.processes import Service
-from fedwan.flower.relay import FrontDoor
 from fedwan.flower.site_file import SiteData, SiteFile, load_site
 from fedwan.flower.status import RUN, Start, Status, clientapp_files, serverapp_files
 from fedwan.link import pki

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from fedwan.errors import IdentityError
 from fedwan.flower import private_port, processes
+from fedwan.flower.forwarder import Forwarder
 from fedwan.flower.private_port import HOST
 from fedwan.flower.processes import Backoff, Service
-from fedwan.flower.relay import Forwarder
 from fedwan.flower.site_file import VARIABLE, SiteFile
 from fedwan.flower.status import Status, clientapp_files
 from fedwan.link.tls import Identity

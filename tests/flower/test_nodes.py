@@ -8,8 +8,8 @@ import httpx
 import pytest
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 
+from fedwan.flower.front_door import FrontDoor
 from fedwan.flower.nodes import KEY, Nodes
-from fedwan.flower.relay import FrontDoor
 from fedwan.link.tls import Identity
 
 REGISTER, PULL = "/v1/fleet/register-node", "/v1/fleet/pull-messages"

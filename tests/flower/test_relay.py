@@ -19,7 +19,8 @@ from fedwan.app import installed_app
 from fedwan.errors import ConfigError, IdentityError
 from fedwan.flower import relay
 from fedwan.flower.bundle import build_fab
-from fedwan.flower.relay import Forwarder, FrontDoor
+from fedwan.flower.forwarder import Forwarder
+from fedwan.flower.front_door import FrontDoor
 from fedwan.link import pki
 from fedwan.link.tls import Identity
 from tests.flower.fleet import free_port
@@ -135,7 +136,7 @@ def connected(door: FrontDoor, identity: Path) -> Iterator[ssl.SSLSocket]:
 def test_headers_and_bodies_that_do_not_end_are_cut_off(
     door: FrontDoor, superlink: Any, identities: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "_HEADERS_S", 0.5)
+    monkeypatch.setattr("fedwan.flower.front_door._HEADERS_S", 0.5)
     whole = f"POST {PULL} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode()
     with connected(door, identities / "s1") as connection:
         connection.sendall(whole)
@@ -313,7 +314,7 @@ def test_a_stranger_in_the_door_s_place_ends_a_site_that_it_has_answered_only_af
             assert forwarder.refusal is None
         with open_door(identities, target, port):
             assert waiting().status_code == 200 and forwarder.refusal is None
-        monkeypatch.setattr(relay, "_STRANGE_S", 0.5)
+        monkeypatch.setattr("fedwan.flower.forwarder._STRANGE_S", 0.5)
         with open_door(foreign_identities, target, port):
             waiting = in_thread(lambda: post(forwarder))
             eventually(lambda: forwarder.refusal is not None)

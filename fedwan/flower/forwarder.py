@@ -1,0 +1,132 @@
+"""A site's forwarder: its SuperNode's calls on their way to the front door, with its certificate.
+
+It serves nobody but the site's own user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import threading
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from starlette.responses import Response
+
+from fedwan._config_tree import check_address
+from fedwan.errors import ConfigError, IdentityError, UserError
+from fedwan.flower import private_port
+from fedwan.flower.bundle import check_bundle
+from fedwan.flower.private_port import PrivateProtocol
+from fedwan.flower.relay import Relay, reply, text_of
+from fedwan.link.tls import Identity, now
+
+_HEARTBEAT = "/v1/fleet/send-node-heartbeat"
+_GET_FAB = "/v1/fleet/get-fab"
+_PULL = "/v1/fleet/pull-messages"
+_REPEAT_S = 600.0
+# As `round.patience_s`, which a site's service is not told.
+_STRANGE_S = 600.0
+_ASK_AGAIN_S = 0.3
+
+_log = logging.getLogger(__name__)
+
+
+class Forwarder(Relay):
+    """A site's end of the way, on loopback; serves between `start("https://" + door)` and `close`.
+
+    While the door is away it holds calls back, so that the SuperNode goes on within a second of the
+    door's return.
+    """
+
+    _protocol = PrivateProtocol
+    # Less than the 30 s after which a SuperNode gives a call up.
+    _patience_s = 15.0
+
+    def __init__(self, identity: Path, door: str, bundles: Collection[str] = ()) -> None:
+        check_address("door", door)
+        self._bundles = bundles
+        credentials = Identity.load(identity, role="site")
+        self._door = door
+        self._said, self._said_at = "", 0.0
+        self._strange_since = 0.0
+        """When the door began to show a certificate that is not the coordinator's."""
+        self._has_lost = threading.Event()
+        self.refusal: UserError | None = None
+        """Set once the two ends do not accept each other's certificates, or this one not the
+        other's code: trying again is vain."""
+        super().__init__(private_port.listen(), credentials, serves=False)
+
+    async def _pass_on(self, path: str, body: bytes, headers: dict[str, str]) -> Response:
+        """Where there is no ticket yet, ask on for a while: a SuperNode itself asks every 3 s.
+
+        Code that this site's owner has not approved stays here.
+        """
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            answer = await super()._pass_on(path, body, headers)
+            is_good = answer.status_code == 200
+            if path == _GET_FAB and is_good:
+                try:
+                    await asyncio.to_thread(check_bundle, bytes(answer.body), self._bundles)
+                except ConfigError as error:
+                    self.refusal = error
+                    return reply(403, str(error))
+            is_empty = path == _PULL and is_good and not answer.body
+            if not is_empty or time.monotonic() > deadline:
+                return answer
+            await asyncio.sleep(_ASK_AGAIN_S)
+
+    def take_lost(self) -> bool:
+        """Whether an answer was lost since the last question.
+
+        SuperLink hands out a ticket once. If the answer that carried it was lost, the SuperNode
+        will never see it, and must come back as a new one to be sent another.
+        """
+        has_lost = self._has_lost.is_set()
+        self._has_lost.clear()
+        return has_lost
+
+    def _trouble(self, path: str, error: Exception | None, *, is_lost: bool = False) -> None:
+        self.refusal = self._refusal(error) or self.refusal
+        if is_lost and path != _HEARTBEAT:
+            self._has_lost.set()
+        cause = text_of(error) or "it cannot pass on calls now, its log says why"
+        now_s = time.monotonic()
+        if cause != self._said or now_s > self._said_at + _REPEAT_S:
+            _log.warning("front door %s is away: %s; trying on", self._door, cause)
+            self._said, self._said_at = cause, now_s
+
+    def _refusal(self, error: BaseException | None) -> IdentityError | None:
+        """The certificate problem behind an error, if that is what it is."""
+        identity = self._renewable.identity
+        if identity.expires <= now():
+            return IdentityError(
+                f"this site's certificate expired on {identity.expires:%Y-%m-%d %H:%M} UTC; "
+                f"have it renewed at the authority: fedwan pki renew {identity.name}"
+            )
+        while error is not None:
+            if isinstance(error, IdentityError):
+                return error
+            if isinstance(error, ssl.SSLCertVerificationError):
+                if self._may_pass():
+                    return None
+                return IdentityError(
+                    f"front door {self._door} did not prove to be this run's coordinator "
+                    f"({error.verify_message}); check `door`, and that ca.crt is the coordinator's"
+                )
+            error = error.__cause__ or error.__context__
+        self._strange_since = 0.0
+        return None
+
+    def _may_pass(self) -> bool:
+        """Whether the door has answered before, and has not shown a strange certificate for long.
+
+        Anybody on the path can show one, and DNS be wrong for a minute.
+        """
+        now_s = time.monotonic()
+        if self._strange_since <= self._answered_at:
+            self._strange_since = now_s
+        return self._answered_at > 0 and now_s < self._strange_since + _STRANGE_S

@@ -1,0 +1,94 @@
+"""The front door: sites' Fleet calls on their way to SuperLink, and nobody else's.
+
+A certificate is good for one SuperNode at a time (`nodes`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from fedwan.flower.nodes import KEY, Nodes
+from fedwan.flower.processes import listen
+from fedwan.flower.relay import Relay, kept_headers, peer_of, reply, text_of
+from fedwan.link.admission import Admission, Lapse
+from fedwan.link.tls import Identity, common_name
+
+# Of a site at once; a SuperNode has its heartbeat, its question, and two objects each way.
+_MOST_CALLS = 8
+_HEADERS_S = 10.0
+
+
+class _Protocol(H11Protocol):
+    """HTTP/1.1 that tells the app, under `state["peer"]`, the other end's certificate.
+
+    Who begins a request must end its headers soon, however often a byte of them comes.
+    """
+
+    def connection_made(self, transport: Any) -> None:
+        if tls := transport.get_extra_info("ssl_object"):
+            self.app_state = {**self.app_state, "peer": tls.getpeercert(binary_form=True)}
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(_HEADERS_S, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._deadline.cancel()
+        elif self._deadline.cancelled():
+            self._deadline = self.loop.call_later(_HEADERS_S, self.transport.abort)
+
+
+class FrontDoor(Relay):
+    """The one port of Flower's that sites reach; serves between `start(superlink)` and `close`.
+
+    `crl.pem` in the coordinator's identity folder shuts out revoked sites. Port 0 takes a free one.
+    """
+
+    _protocol = _Protocol
+
+    def __init__(self, identity: Path, host: str, port: int) -> None:
+        credentials = Identity.load(identity, role="coordinator")
+        # Who is revoked is told so in words, below: asyncio ends a failed handshake without the
+        # alert, and the site could not tell that from a broken line.
+        self._admission = Admission(identity)
+        self._nodes = Nodes()
+        self._calls: Counter[str] = Counter()
+        bound = listen(host, port, "the front door", "link.door")
+        super().__init__(bound, credentials, serves=True)
+
+    async def _handle(self, scope: Any, receive: Any, send: Any) -> None:
+        certificate = peer_of(Request(scope))
+        assert certificate is not None, "TLS lets nobody in without one"
+        site = common_name(certificate)
+        if self._calls[site] >= _MOST_CALLS:
+            text = f"site {site} has {_MOST_CALLS} calls under way, and no more are its share"
+            self._tell(site, text)
+            await reply(503, text)(scope, receive, send)
+            return
+        self._calls[site] += 1
+        try:
+            await super()._handle(scope, receive, send)
+        finally:
+            self._calls[site] -= 1
+
+    def _admit(self, request: Request, path: str) -> tuple[int, str]:
+        # Asked each time, as connections live long.
+        certificate = peer_of(request)
+        assert certificate is not None, "TLS lets nobody in without one"
+        site = common_name(certificate)
+        if why := self._admission.objection(certificate):
+            if isinstance(why, Lapse):
+                return 503, f"the certificate of site {site} {why}"
+            mend = "have another one signed by whoever runs the federation"
+            return 403, f"the certificate of site {site} {why}; {mend}"
+        # As it will be passed on: of a header that comes twice, the last.
+        return self._nodes.refusal(site, path, kept_headers(request.headers).get(KEY, ""))
+
+    def _trouble(self, path: str, error: Exception | None, *, is_lost: bool = False) -> None:
+        cause = text_of(error) or "it has an error of its own, see its log"
+        self._tell("SuperLink", f"SuperLink did not answer {path}: {cause}")
