@@ -23,14 +23,13 @@ from fedwan.config import MASKED, Config, site_names
 from fedwan.coordinator.federation import CoordinatorRounds
 from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.mask_keys import Masking
-from fedwan.coordinator.masked import MASKED_SUMS, MaskedMerger, saved_sums, take_masks_off
 from fedwan.coordinator.members import decisions
 from fedwan.coordinator.merge import Merger
+from fedwan.coordinator.mergers import AnyMerger, Mergers
 from fedwan.coordinator.model import GlobalModel, find_checkpoint
 from fedwan.coordinator.opening import await_agreement, await_initial, heed_stop
 from fedwan.coordinator.quality import Quality
 from fedwan.coordinator.records import RoundRows, Totals, VersionLines, contribution_row
-from fedwan.coordinator.robust import RobustMerger, Rule
 from fedwan.coordinator.servicer import Servicer
 from fedwan.data.sources import has_own_data
 from fedwan.doctor.sampling import Sample
@@ -46,10 +45,9 @@ from fedwan.protocol.evaluation import Evaluation
 from fedwan.protocol.gate import Gate
 from fedwan.protocol.registry import Registry
 from fedwan.protocol.round import Round
-from fedwan.state import State, hash_state
+from fedwan.state import hash_state
 from fedwan.strategy import Strategy
 
-AnyMerger = Merger | RobustMerger | MaskedMerger
 FAREWELL_S = 20.0
 """How long the coordinator waits for farewells when the run is stopped before its end."""
 
@@ -88,14 +86,11 @@ class CoordinatedRun:
         self.cause = ""
         """Why who started the run ends it; empty while nobody does."""
         self._resumed: GlobalModel | None = None
-        self._sums: dict[tuple[int, int], Path] = {}
-        """Saved sums under masks, by fragment and version, of rounds that are to be made again."""
         self._saved: tuple[int, list[int]] = (0, [])
         """Version of the newest checkpoint, and versions of its fragments."""
         self._past_figures: dict[str, Any] = {}
         """The gate's, of a checkpoint."""
         self._past_masks: dict[str, Any] | None = None
-        self._mergers: dict[int, AnyMerger] = {}
         self._version_lines = VersionLines(record)
         self._tidier = Tidier()
         self._began_s = time.monotonic()
@@ -221,11 +216,9 @@ class CoordinatedRun:
         )
         if self.hub.masking:
             self.hub.masking.begin(layout, fragments, self._past_masks)
+        self._mergers = Mergers(self.hub, strategy, config, self._folder)
         if self.hub.masking and self._resumed:
-            folder = self._folder / MASKED_SUMS
-            self._sums = saved_sums(folder, self._run_id, fragments, rounds.versions)
-            for fragment in fragments:
-                self._take_up(rounds, self._resumed, fragment)
+            self._mergers.resume(self._run_id, rounds, self._resumed)
         rounds.dropped = self.totals.dropped
         self.hub.rejected, self._registry.rejoins = self.totals.rejected, self.totals.rejoins
         self._saved = (rounds.version, list(rounds.versions))
@@ -252,7 +245,7 @@ class CoordinatedRun:
         with hub.changed:
             round_ = rounds.begin(began_s)
         fragment = round_.fragment
-        merger = self._merger(fragment)
+        merger = self._mergers.of(fragment)
         nominal = rounds.nominal // fragment.times
         if round_.is_closed:  # by an earlier start, with a sum that is still under masks
             samples: list[Sample] = [{} for _ in round_.merged]
@@ -263,14 +256,14 @@ class CoordinatedRun:
         self._version_lines.wait()
         payload = model.commit(
             fragment,
-            self._merged(model, round_, merger),
+            self._mergers.merged(model, round_, self._look_round),
             round_.samples,
             rounds.times(),
             rounds.run_step,
             is_alone=self._is_plain and len(round_.merged) == 1,
         )
         self._version_lines.add(model, fragment, contributions)
-        self._take_up(rounds, model, fragment)
+        self._mergers.take_up(rounds, model, fragment)
         hub.publish(payload, is_own=model.takes_over)
         self._quality.note(rounds.version, rounds.run_step)
         self.totals.add_round(round_.merged)
@@ -280,38 +273,6 @@ class CoordinatedRun:
 
     def _part(self, fragment: Fragment, site: str) -> Fragment:
         return self._strategy.part(fragment, self._names.index(site))
-
-    def _merger(self, fragment: Fragment) -> AnyMerger:
-        if fragment.index not in self._mergers:
-            layout, up, (rule, bad) = fragment.layout, self._strategy.up, self.config.round.rule
-            self._mergers[fragment.index] = (
-                MaskedMerger(layout, up, len(self._names))
-                if up.mask_bits
-                else Merger(layout)
-                if rule == "mean"
-                else RobustMerger(layout, cast(Rule, rule), bad)
-            )
-        return self._mergers[fragment.index]
-
-    def _merged(self, model: GlobalModel, round_: Round[Contribution], merger: AnyMerger) -> State:
-        """What a closed round's contributions come to; masks are taken off first."""
-        if not isinstance(merger, MaskedMerger):
-            return merger.take()
-        patience_s = self._strategy.policy.patience_s
-        weights, folder = model.hash_of(round_.fragment), self._folder / MASKED_SUMS
-        look = self._look_round
-        return take_masks_off(self.hub, round_, weights, merger, folder, look, patience_s)
-
-    def _take_up(self, rounds: CoordinatorRounds, model: GlobalModel, fragment: Fragment) -> None:
-        """Go on with the sum that an earlier start may have asked to take the masks off."""
-        index, version = fragment.index, model.versions[fragment.index]
-        if path := self._sums.pop((index, version), None):
-            merger = self._merger(fragment)
-            assert isinstance(merger, MaskedMerger) and self.hub.masking
-            basis = self.hub.masking.basis(index, version, model.hash_of(fragment))
-            if merged := merger.load(path, basis):
-                rounds.close_again(fragment.index, merged)
-                self.hub.masking.asked[index, version] = [merge.key.site for merge in merged]
 
     def _gather(
         self,

@@ -1,0 +1,77 @@
+"""What contributions are added up by: a merger for each fragment, by the run's rule.
+
+Sums under masks outlive the coordinator (`masked`): one that comes back goes on with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from fedwan.config import Config
+from fedwan.coordinator.federation import CoordinatorRounds, Federation
+from fedwan.coordinator.intake import Contribution
+from fedwan.coordinator.masked import MASKED_SUMS, MaskedMerger, saved_sums, take_masks_off
+from fedwan.coordinator.merge import Merger
+from fedwan.coordinator.model import GlobalModel
+from fedwan.coordinator.robust import RobustMerger, Rule
+from fedwan.fragments import Fragment
+from fedwan.protocol.round import Round
+from fedwan.state import State
+from fedwan.strategy import Strategy
+
+AnyMerger = Merger | RobustMerger | MaskedMerger
+
+
+class Mergers:
+    """Of one run, whose folder is `folder`."""
+
+    def __init__(self, hub: Federation, strategy: Strategy, config: Config, folder: Path) -> None:
+        self._hub, self._strategy, self._config = hub, strategy, config
+        self._folder = folder / MASKED_SUMS
+        self._mergers: dict[int, AnyMerger] = {}
+        self._sums: dict[tuple[int, int], Path] = {}
+        """Saved sums, by fragment and version, of rounds that are to be made again."""
+
+    def of(self, fragment: Fragment) -> AnyMerger:
+        """The merger of a fragment."""
+        if fragment.index not in self._mergers:
+            layout, up, (rule, bad) = fragment.layout, self._strategy.up, self._config.round.rule
+            self._mergers[fragment.index] = (
+                MaskedMerger(layout, up, self._config.sites)
+                if up.mask_bits
+                else Merger(layout)
+                if rule == "mean"
+                else RobustMerger(layout, cast(Rule, rule), bad)
+            )
+        return self._mergers[fragment.index]
+
+    def merged(
+        self, model: GlobalModel, round_: Round[Contribution], look: Callable[[], None]
+    ) -> State:
+        """What a closed round's contributions come to; masks are taken off first.
+
+        `look` is called while the sites are waited for that take them off.
+        """
+        merger = self.of(round_.fragment)
+        if not isinstance(merger, MaskedMerger):
+            return merger.take()
+        patience_s, weights = self._strategy.policy.patience_s, model.hash_of(round_.fragment)
+        return take_masks_off(self._hub, round_, weights, merger, self._folder, look, patience_s)
+
+    def resume(self, run_id: str, rounds: CoordinatorRounds, model: GlobalModel) -> None:
+        """Go on with the sums that an earlier start may have asked to take the masks off."""
+        self._sums = saved_sums(self._folder, run_id, model.fragments, rounds.versions)
+        for fragment in model.fragments:
+            self.take_up(rounds, model, fragment)
+
+    def take_up(self, rounds: CoordinatorRounds, model: GlobalModel, fragment: Fragment) -> None:
+        """The same of a fragment alone, which has come to a version that there may be one of."""
+        index, version = fragment.index, model.versions[fragment.index]
+        if path := self._sums.pop((index, version), None):
+            merger, masking = self.of(fragment), self._hub.masking
+            assert isinstance(merger, MaskedMerger) and masking
+            if merged := merger.load(path, masking.basis(index, version, model.hash_of(fragment))):
+                rounds.close_again(index, merged)
+                masking.asked[index, version] = [merge.key.site for merge in merged]
