@@ -28,6 +28,7 @@ from fedwan.site.site import Membership
 from fedwan.state import State, layout_of, state_of
 from fedwan.workloads.base import Batch, keep_local
 from strategies import diloco, local_sgd, sync
+from tests.planes import eventually
 from tests.support import (
     ADAM,
     BATCH,
@@ -38,6 +39,7 @@ from tests.support import (
     TinyWorkload,
     WrappedLink,
     build_strategy,
+    hub_of,
     run_tiny,
     same_bits,
     take_part,
@@ -241,20 +243,44 @@ def test_diloco_at_20_steps_sends_at_most_a_19th_of_what_sync_sends(tmp_path: Pa
 # Faults ------------------------------------------------------------------------------------------
 
 
-def test_a_contribution_that_is_not_finite_is_refused_and_the_run_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "h"), [("diloco", 2), ("sync", 1)])
+def test_a_contribution_that_is_not_finite_is_refused_and_the_run_goes_on(
+    name: str, h: int, tmp_path: Path
+) -> None:
     layout = layout_of(TinyWorkload(NET).networks)
     ran = run_tiny(
         tmp_path,
-        tiny_config(),
+        tiny_config(name, h=h),
         wrap=lambda name, link: PoisoningLink(link, layout, 1) if name == "s2" else link,
     )
     totals = ran.result.totals
-    assert (totals.rejected, totals.contributions, ran.result.model.versions) == (1, 8, [4])
+    assert (totals.rejected, totals.contributions) == (1, 16 // h)
+    assert ran.result.model.versions == [8 // h]
     assert len(ran.hashes) == 1
     for state in (ran.state, ran.result.model.ema):
         assert all(bool(value.isfinite().all()) for value in state.values())
     (text,) = ran.events("rejected")
     assert "s2" in text and "not finite" in text and "\n" not in text
+
+
+def test_a_site_whose_gradients_come_too_late_goes_on_with_the_others_weights(
+    tmp_path: Path,
+) -> None:
+    """Weights and optimisers: it is in later rounds, and all end on the same bits."""
+    rounds = {"quorum": 1, "patience_s": 0.2}
+    config = tiny_config("sync", NET, sites=2, h=1, steps=20, round=rounds)
+
+    class Late(WrappedLink):
+        def upload(self, header: wire.UploadHeader, payload: Any) -> wire.Receipt:
+            if header.version == 6:
+                eventually(lambda: hub_of(self._inner).rounds.versions[0] > 6)
+            return self._inner.upload(header, payload)
+
+    ran = run_tiny(tmp_path, config, wrap=lambda s, link: Late(link) if s == "s2" else link)
+    assert len(ran.hashes) == 1 and ran.result.totals.dropped == 1
+    assert len(ran.rounds("s2")) == 19
+    states = [w.optimizers["velocity"].state_dict()["state"] for w in ran.workloads.values()]
+    assert all(same_bits(states[0][index], states[1][index]) for index in states[0])
 
 
 def test_a_refused_contribution_leaves_the_global_weights_as_they_were(tmp_path: Path) -> None:

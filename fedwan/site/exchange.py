@@ -104,6 +104,10 @@ class Exchange:
         self._flights: dict[int, _Flight] = {}
         self._rejections = 0
         self._is_reduced = False
+        self._reduced_step = 0
+        """Where training stands after the present step, whose gradients have been exchanged."""
+        self._has_moved = False
+        """Whether its weights are new global ones."""
         self._in_vain = threading.Event()
         """Set once nobody wants any more what was asked until then."""
         count = len(place.fragments)
@@ -133,11 +137,11 @@ class Exchange:
         """Called inside the step that leads to `step`, once all gradients are complete."""
         if not self._place.has_gradients:
             return
-        self._is_reduced = True
+        self._is_reduced, self._has_moved = True, self._place.keeps_pace
         with self._meter.waiting():
-            self._exchange(self._place.fragments, [], step)
-        if self._place.keeps_pace:
-            # The weights have moved: nothing is left for optimisers to step on.
+            self._reduced_step = self._exchange(self._place.fragments, [], step)
+        if self._has_moved:
+            # The weights are the global ones: nothing is left for optimisers to step on.
             for optimizer in self._replica.inner.optimizers.values():
                 optimizer.zero_grad(set_to_none=True)
 
@@ -158,7 +162,7 @@ class Exchange:
             with self._meter.waiting():
                 # The step is complete only now: its contribution has left within it.
                 self._place.save(self._place.versions[0], self._residuals.ledger(Work(0, 0)))
-            return self._place.run_step if self._place.keeps_pace else step
+            return self._place.run_step if self._place.keeps_pace else self._reduced_step
         is_last = step >= self._place.num_steps
         landing = [f for f in self._flights.values() if is_last or f.lands_at <= step]
         due = self._place.due(step, self._flights, {f.fragment.index for f in landing})
@@ -177,11 +181,6 @@ class Exchange:
                 if self._place.has_gradients or is_last or flight.lands_at <= step:
                     self._land(flight, is_last)
         except _Astray as error:
-            if self._place.is_mirrored:
-                raise FedwanError(
-                    "this site's gradients were refused or came too late, so that its weights are "
-                    "not the others' any more; it will rejoin with the global weights"
-                ) from None
             return self._start_over(isinstance(error, _Refused))
         except _Over:  # the step loop ends by itself
             return step
@@ -387,7 +386,7 @@ class Exchange:
 
     def _start_over(self, is_refused: bool) -> int:
         """Give up what is in flight and take the global weights; the step that they stand at."""
-        place = self._place
+        place, self._has_moved = self._place, True
         self._in_vain.set()
         held = self._group.lead(self._ground)
         self._in_vain = threading.Event()

@@ -228,6 +228,17 @@ class Place:
         self.note_sizes(header, self.fragments)
         return header
 
+    def _mirror(self, header: wire.DownloadHeader) -> tuple[State | None, wire.DownloadHeader]:
+        """The coordinator's optimisers, of the weights that this site has.
+
+        These come anew where a quorum went on meanwhile.
+        """
+        while True:
+            outer, of = self.stub.fetch_outer()
+            if of == self.versions:
+                return outer, header
+            header = self._fetch("")
+
     def catch_up(self) -> wire.DownloadHeader:
         """The last round's steps are taken again: the present global weights are its update."""
         self.is_behind = False
@@ -245,7 +256,9 @@ class Place:
         `held`: the versions of those that this site has. `unpaid`: by fragment, the version of a
         contribution that came too late, and what it was to pay.
         """
-        header = self._follow(held, held) if self.follows else self._fetch("")
+        header, outer = self._follow(held, held) if self.follows else self._fetch(""), None
+        if self.is_mirrored:
+            outer, header = self._mirror(header)
         self.replica.adopt()
         self.note(header)
         for index, (version, debt) in unpaid.items():
@@ -258,6 +271,8 @@ class Place:
         if is_refused:
             # The optimisers too: moments that are not finite would spoil every later step.
             self.replica.reset_optimizers()
+        if outer is not None:
+            self.replica.load_optimizers(outer, is_whole=True)
         self._take_over(self.versions, None if is_refused else owed)
         self.renew(header, self.fragments)
 
@@ -286,11 +301,8 @@ class Place:
             versions = [0]  # whose weights it holds
         if is_begun := any(versions):
             header = self._bring(versions, newest)
-            while self.is_mirrored:
-                outer, of = self.stub.fetch_outer()
-                if of == self.versions:
-                    break
-                header = self._fetch("")  # a quorum went on meanwhile
+            if self.is_mirrored:
+                outer, header = self._mirror(header)
         version = self.versions[0]
         # Deltas save before their contribution leaves.
         nearest = version + (not self.has_gradients)
