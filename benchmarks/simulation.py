@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.harness.table import Row
 from benchmarks.seeded.bugs import BUGS, planted
-from benchmarks.seeded.scenarios import SCENARIOS
+from benchmarks.seeded.scenarios import SCENARIOS, TURNS
 from benchmarks.seeded.world import Report, simulate_seed
 
 MOST_SEEDS = 1000
@@ -54,12 +54,12 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     found: dict[str, list[Report]] = {}
     with get_context("spawn").Pool(os.cpu_count(), torch.set_num_threads, (1,)) as pool:
         for report in pool.imap_unordered(simulate_seed, seeds, chunksize=8):
-            found.setdefault(report.scenario, []).append(report)
+            found.setdefault(report.scenario.partition(":")[0], []).append(report)
             for violation in report.violations[:1]:
                 print(f"seed {report.seed} ({report.scenario}): {violation}", flush=True)
             report.trace.clear()
     s_per_seed = (time.monotonic() - began) / len(seeds)
-    for name in filter(found.get, SCENARIOS):
+    for name in filter(found.get, TURNS):
         yield _row(found[name], s_per_seed)
 
 
@@ -76,7 +76,7 @@ def shrunk(report: Report) -> Report:
 def _row(reports: Sequence[Report], s_per_seed: float) -> Row:
     kinds: Counter[str] = sum((report.faults for report in reports), Counter())
     return {
-        "scenario": reports[0].scenario,
+        "scenario": reports[0].scenario.partition(":")[0],
         "seeds": len(reports),
         "faults": kinds.total(),
         "kinds": dict(sorted(kinds.items())),

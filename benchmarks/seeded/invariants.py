@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.seeded.kernel import Process
-from benchmarks.seeded.scenarios import SCENARIOS
+from benchmarks.seeded.scenarios import find
 from fedwan.coordinator.model import CHECKPOINT
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.servicer import Servicer
@@ -125,6 +125,6 @@ class Invariants:
 
     def _is_bound(self) -> bool:
         """Whether the weights have to be those of the undisturbed run."""
-        same = SCENARIOS[self._world.report.scenario].same_bits
+        same = find(self._world.report.scenario).same_bits
         is_bound = same == "always" or (same == "until a death" and not self.has_died)
         return bool(self._world.report.num_faults) and is_bound and not self.has_decided

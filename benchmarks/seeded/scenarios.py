@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 from typing import Literal, NamedTuple
 
 from benchmarks.seeded import script
-from fedwan.app import load_run
+from fedwan.app import complete, load_run, load_strategy
 from fedwan.config import Config
+from fedwan.errors import ConfigError
+from fedwan.state import layout_of
+from fedwan.strategy import Strategy
 
 SGD = " ".join(
     f"inner.{network}.name=sgd inner.{network}.lr=0.05 inner.{network}.beta1=0.9"
@@ -54,8 +58,69 @@ SCENARIOS = {
 }
 
 
+DRAWN = "drawn"
+"""Beside them: settings that nobody chose, drawn by the seed."""
+TURNS = (*SCENARIOS, DRAWN)
+STRATEGIES = (
+    *("diloco", "local_sgd", "scaffnew", "sparse_loco", "streaming_diloco", "eager_diloco"),
+    *("async_diloco", "parameter_server", "sync"),
+)
+MOST_DRAWN = 5
+_CHOICES = {
+    "h": (1, 3, 4),
+    "sites": (1, 2, 3, 4),
+    "codec.up": ("bf16", "int8", "int4", "float4", "int2", "topk2", "masked4"),
+    "codec.down": ("bf16", "int8", "int4", "int2"),
+    "round.quorum": (1, 2, 3),
+    "round.max_staleness": (1, 2),
+    "round.least_steps": (1, 2),
+    "round.merge": ("median", "trimmed_mean", "centered_clip"),
+    "stream.fragments": (1, 2, 3),
+    "stream.tau": (0, 1, 2),
+    "network.discriminator.h": (1, 2, 4, 8),
+    "checkpoint.every": (2, 3),
+    "inner.generator.state": (f"average {SGD}",),
+}
+
+
+def draw(seed: int) -> str:
+    """Words of a run: a strategy, and of some settings those that fit what was drawn before."""
+    drawn = random.Random(f"scenario {seed}")
+    name = drawn.choice(STRATEGIES)
+    words = f"strategy={name} {SGD if name in ('sync', 'parameter_server') else 'h=2'}"
+    for key in drawn.sample(sorted(_CHOICES), MOST_DRAWN):
+        try:
+            _build(more := f"{words} {key}={drawn.choice(_CHOICES[key])}")
+        except ConfigError:
+            continue
+        words = more
+    return f"{DRAWN}: {words}"
+
+
+def find(scenario: str) -> Scenario:
+    """By its name, or of the words that were drawn."""
+    if scenario in SCENARIOS:
+        return SCENARIOS[scenario]
+    words = scenario.removeprefix(f"{DRAWN}: ")
+    config, strategy = _build(words)
+    num_fragments = len(strategy.fragments(layout_of(script.networks_of(config))))
+    if strategy.clock == "samples" or strategy.policy.quorum < strategy.policy.num_sites:
+        return Scenario(words, "never")
+    is_kept = strategy.repeats(num_fragments) and config.checkpoint.every == 1
+    return Scenario(words, "always" if is_kept else "until a death")
+
+
+def _build(words: str) -> tuple[Config, Strategy]:
+    config = complete(_load(words), script.KINDS, 0)  # type: ignore[arg-type]
+    return config, load_strategy(config.strategy).build(config)
+
+
 @cache
 def configure(scenario: str) -> Config:
     """A run's whole configuration."""
-    words = "workload=command sites=3 steps=24 checkpoint.every=1 eval.every=16".split()
-    return load_run(None, [*words, *SCENARIOS[scenario].words.split()])
+    return _load(find(scenario).words)
+
+
+def _load(words: str) -> Config:
+    steps = "workload=command sites=3 steps=24 checkpoint.every=1 eval.every=16"
+    return load_run(None, f"{steps} {words}".split())

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedwan.config import MASKED
+from fedwan.config import MASKED, Config
 from fedwan.site.group import Group
 from fedwan.site.site import Membership, Script, Site
 
@@ -48,12 +48,15 @@ class _Data:
         self.place = int(state["place"])
 
 
+def networks_of(config: Config) -> dict[str, nn.Module]:
+    """A site's networks, as they begin."""
+    has_buffers = config.codec.up not in MASKED
+    return {name: _Network(160, seed, has_buffers=has_buffers) for seed, name in enumerate(KINDS)}
+
+
 def train(member: Membership, index: int, sleep: Callable[[], None]) -> str:
     """One site's part in a run; the hash of the weights that it ended with."""
-    has_buffers = member.config.codec.up not in MASKED
-    networks = {
-        name: _Network(160, seed, has_buffers=has_buffers) for seed, name in enumerate(KINDS)
-    }
+    networks = networks_of(member.config)
     optimizers = {
         name: torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
         for name, network in networks.items()

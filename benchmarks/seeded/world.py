@@ -25,7 +25,7 @@ from benchmarks.seeded.invariants import Invariants, Versions
 from benchmarks.seeded.kernel import Kernel, Killed, Process, Standstill
 from benchmarks.seeded.network import HEARTBEAT_S, SeededLink
 from benchmarks.seeded.network import Path as NetworkPath
-from benchmarks.seeded.scenarios import SCENARIOS, configure
+from benchmarks.seeded.scenarios import DRAWN, TURNS, configure, draw
 from benchmarks.seeded.threads import TIME, installed
 from fedwan import app, files
 from fedwan.config import MASKED, dump, site_names
@@ -314,7 +314,8 @@ def simulate_seed(
     seed: int, scenario: str = "", faults: int = FAULTS, skipped: frozenset[int] = frozenset()
 ) -> Report:
     """One run with the faults of one seed; seeds take turns over the scenarios."""
-    scenario = scenario or list(SCENARIOS)[seed % len(SCENARIOS)]
+    scenario = scenario or TURNS[seed % len(TURNS)]
+    scenario = draw(seed) if scenario == DRAWN else scenario
     report = Report(seed, scenario, num_faults=faults, skipped=skipped)
     undisturbed = _undisturbed(scenario) if faults else {}
     memory = MEMORY if MEMORY.exists() else None

@@ -107,7 +107,6 @@ class Servicer(Federation):
             return wire.Welcome(
                 versions=rounds.versions if self.model else [],
                 send_initial=self.model is None and self.registry.first == site,
-                is_rejoin=is_rejoin,
                 run_step=rounds.run_step,
                 **(self.masking.welcome() if self.masking else {}),
             )

@@ -100,28 +100,24 @@ class Unmasked(_message.Message):
     def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., signature: _Optional[bytes] = ..., shares: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("refusal", "versions", "send_initial", "is_rejoin", "run_step", "is_waiting", "text", "num_steps", "roster", "epoch")
+    __slots__ = ("refusal", "versions", "send_initial", "run_step", "is_waiting", "text", "roster", "epoch")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     SEND_INITIAL_FIELD_NUMBER: _ClassVar[int]
-    IS_REJOIN_FIELD_NUMBER: _ClassVar[int]
     RUN_STEP_FIELD_NUMBER: _ClassVar[int]
     IS_WAITING_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
-    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     refusal: str
     versions: _containers.RepeatedScalarFieldContainer[int]
     send_initial: bool
-    is_rejoin: bool
     run_step: int
     is_waiting: bool
     text: str
-    num_steps: int
     roster: _containers.RepeatedCompositeFieldContainer[MaskCard]
     epoch: int
-    def __init__(self, refusal: _Optional[str] = ..., versions: _Optional[_Iterable[int]] = ..., send_initial: _Optional[bool] = ..., is_rejoin: _Optional[bool] = ..., run_step: _Optional[int] = ..., is_waiting: _Optional[bool] = ..., text: _Optional[str] = ..., num_steps: _Optional[int] = ..., roster: _Optional[_Iterable[_Union[MaskCard, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, refusal: _Optional[str] = ..., versions: _Optional[_Iterable[int]] = ..., send_initial: _Optional[bool] = ..., run_step: _Optional[int] = ..., is_waiting: _Optional[bool] = ..., text: _Optional[str] = ..., roster: _Optional[_Iterable[_Union[MaskCard, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class SiteSignal(_message.Message):
     __slots__ = ("session", "step")
