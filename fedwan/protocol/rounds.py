@@ -125,6 +125,9 @@ class Rounds(Generic[C, U]):
             return "accepted"
         # A site that took the global weights may be ahead of the update that leads to them.
         is_wanted = self._least_wanted(fragment) <= version <= self.versions[fragment] + 1
+        # Else one site could make update after update, each of an older version.
+        if self._policy.is_on_arrival(self.versions[fragment]):
+            is_wanted &= all(name != site for _, name in self._whole[fragment])
         return "" if is_wanted and not self.is_over else "stale"
 
     def check(self, key: Key, work: wire.Work) -> None:

@@ -189,6 +189,17 @@ def test_an_update_is_waited_for_then_ready_then_superseded_and_in_the_end_done(
     assert rounds.answer("s1", 0, 2) == (Header.DONE, None)
 
 
+def test_on_arrival_a_site_has_one_contribution_waiting_at_most() -> None:
+    rounds = make(RoundPolicy(3, 1, max_staleness=4, arrivals_from=0))
+    for version in range(3):
+        rounds.hold(0, version + 1, Update(1))
+    rounds.begin(0.0)
+    assert rounds.settled(Key(0, 3, "s1")) == rounds.settled(Key(0, 2, "s1")) == ""
+    send(rounds, "s1", 3)
+    assert rounds.settled(Key(0, 3, "s1")) == "accepted"
+    assert rounds.settled(Key(0, 2, "s1")) == "stale" and rounds.settled(Key(0, 2, "s2")) == ""
+
+
 def test_an_update_s_memory_is_freed_once_all_sites_have_it() -> None:
     rounds = make(barrier(3))
     close(rounds, *SITES)
