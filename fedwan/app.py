@@ -28,6 +28,7 @@ import fedwan
 from fedwan._config_tree import parse_words, read_yaml
 from fedwan.config import COMMAND, Config, InnerConfig, merge
 from fedwan.errors import ConfigError
+from fedwan.files import absolute_path
 from fedwan.names import nearest
 from fedwan.uses import Faults
 
@@ -185,8 +186,9 @@ def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
         name: own for name, own in chosen.inner.items() if named.get(name, own.name) == own.name
     }
     config = resolve(merge(dataclasses.replace(asked, inner=inner, outer=chosen.outer), *trees))
-    # A run goes on with its config.yaml from other folders, too.
-    config.init = {network: str(Path(path).absolute()) for network, path in config.init.items()}
+    # A run goes on with its config.yaml from other folders, too, and sites run in their own.
+    config.eval.features = absolute_path(config.eval.features)
+    config.init = {network: absolute_path(path) for network, path in config.init.items()}
     return config
 
 

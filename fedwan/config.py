@@ -336,6 +336,10 @@ NEEDS = (
         Needs(key, lambda c, _: c.workload != COMMAND, "a recipe: a script has its own way")
         for key in ("model.*", "eval.num", "site.precision", "site.accumulate", "site.recompute")
     ),
+    *(
+        Needs(f"data.{key}", lambda c, _: c.workload != COMMAND, "a recipe: a script loads its own")
+        for key in ("name", "path", "classes", "size", "flip", "workers", "labels")
+    ),
     Needs("site.partition", lambda c, _: c.site.processes > 1, "site.processes=2"),
     Needs(
         "inner.*.state=average",

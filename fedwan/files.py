@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 
+def absolute_path(path: str) -> str:
+    """A path from the root, for processes in other folders; of no path none."""
+    return path and str(Path(path).absolute())
+
+
 def write_atomically(
     path: Path,
     write: Callable[[BinaryIO], object],

@@ -237,6 +237,7 @@ def export(trained: Trained, to: str, folder: Path) -> None:
                 "use --to safetensors"
             )
         save(folder)
+        _open_up(folder)
         return
     folder.mkdir(parents=True, exist_ok=True)
     missing: dict[str, list[str]] = {}
@@ -255,6 +256,13 @@ def export(trained: Trained, to: str, folder: Path) -> None:
     }
     (folder / "config.json").write_text(json.dumps(about, indent=2) + "\n")
     (folder / "README.md").write_text(_readme(trained, missing))
+    _open_up(folder)
+
+
+def _open_up(folder: Path) -> None:
+    """Let those read the files who may read the folder; safetensors writes them for the owner."""
+    for path in folder.rglob("*.safetensors"):
+        path.chmod(folder.stat().st_mode & 0o666)
 
 
 _README = """\

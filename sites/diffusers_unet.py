@@ -21,6 +21,7 @@ from fedwan.config import Config, InnerConfig
 from fedwan.data import num_labels, source_of
 from fedwan.errors import ConfigError
 from fedwan.extras import require
+from fedwan.files import absolute_path
 from fedwan.models.layers import clamp_images
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads import flow
@@ -145,6 +146,7 @@ class Parts:
 
 def check(config: Config) -> None:
     """Refuse what cannot be built, and images that the network does not take."""
+    config.model["path"] = absolute_path(config.model["path"])
     model = Model(**config.model)
     require_each(model, width=8, sampling_steps=1)
     if model.width % 8:

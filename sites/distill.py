@@ -30,6 +30,7 @@ from torch import Tensor
 from fedwan.config import Config, InnerConfig
 from fedwan.data import source_of
 from fedwan.errors import ConfigError
+from fedwan.files import absolute_path
 from fedwan.metrics import measure_quality
 from fedwan.models.velocity import build_velocity
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
@@ -96,7 +97,7 @@ DEFAULTS = {
 
 def check(config: Config) -> None:
     """Refuse what cannot be built; the folder becomes absolute, as sites run in their own."""
-    config.model["teacher"] = str(Path(config.model["teacher"]).absolute())
+    config.model["teacher"] = absolute_path(config.model["teacher"])
     model, teacher, data_name = Model(**config.model), _teacher(config), config.data.name
     if teacher.data_name != data_name:
         raise ConfigError(

@@ -27,6 +27,7 @@ from fedwan.config import Config, InnerConfig
 from fedwan.data import FILE_NAMES, Shard, source_of
 from fedwan.errors import ConfigError
 from fedwan.extras import require
+from fedwan.files import absolute_path
 from fedwan.models.layers import clamp_images
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads.base import Batch, NetworkKind
@@ -76,6 +77,7 @@ class Model:
 
 def check(config: Config) -> None:
     """Refuse what cannot be built, and pictures that it does not take."""
+    config.model["path"] = absolute_path(config.model["path"])
     model = Model(**config.model)
     require_each(model, lora=0, min_snr=0, noise_offset=0, guidance=0, sampling_steps=1)
     require_share(model, "caption_dropout")

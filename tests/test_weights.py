@@ -25,7 +25,8 @@ KEPT = ("model.spectral_norm=true", "network.generator.exclude=['*.bias']")
 
 def become_a_script(run: Path) -> None:
     path = run / "config.yaml"
-    path.write_text(path.read_text().replace("workload: gan", "workload: command"))
+    text = path.read_text().replace("workload: gan", "workload: command")
+    path.write_text(text.replace("name: ring8", "name: digits"))
     assert load_config(path).workload == "command"
 
 

@@ -69,6 +69,8 @@ def sample(
     from fedwan.output.samples import draw_samples
     from fedwan.rng import derive_seed, lent_generators
 
+    if out.suffix.lower() != ".png":
+        raise UserError(f"--out {out} is no PNG file; name one, as samples.png")
     trained = fedwan.load(run, ema=not last)
     workload, config = trained.workload(), trained.config
     with torch.no_grad(), lent_generators():
@@ -89,7 +91,7 @@ def export(
     ] = "safetensors",
     last: Last = False,
 ) -> None:
-    """Write a run's networks into DIR, with a README on how to load them without fedwan."""
+    """Write a run's networks into DIR, as files that need no fedwan to be loaded."""
     import fedwan
     from fedwan.weights import export as export_networks
 

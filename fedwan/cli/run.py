@@ -91,7 +91,7 @@ def launch(
         ),
     ],
     sites: Annotated[
-        int | None, typer.Option("--sites", help="How many sites.", show_default="2")
+        int | None, typer.Option("--sites", help="How many sites; 2 if left out.")
     ] = None,
     resume: Resume = False,
 ) -> None:
@@ -105,9 +105,9 @@ def launch(
     """
     settings, command = split_words(words)
     out = choose_folder(Path("runs/launch"), settings, resume=resume)
-    given = [f"sites={sites or 2}", "workload=command"]
+    given = [f"sites={2 if sites is None else sites}", "workload=command"]
     if resume and (out / "config.yaml").exists():
-        given = [f"sites={sites}"] if sites else []
+        given = [] if sites is None else [f"sites={sites}"]
     run_here(None, [*given, *settings, f"out={out}"], command, resume=resume)
 
 

@@ -187,7 +187,8 @@ class Loader:
     """Batches of `batch_size` samples of one shard on a device, without end.
 
     `dataset` is map-style with at least one sample, or a stream. The CPU `generator` of the order
-    is drawn from by nobody else, and may be ahead of the batches that were taken. `workers`
+    is drawn from by nobody else, and may be ahead of the batches that were taken; without one there
+    is one of torch's seed at the first batch, which `fedwan.join` makes each site's own. `workers`
     processes read ahead; 0 reads when a batch is asked for. For `told` see `tell`; `flip` mirrors
     half of all pictures, `x` of a batch. `places` gives the samples of the n-th batch, counted from
     1, (any number,) int64, in place of `batch_size` in turn.
@@ -197,14 +198,15 @@ class Loader:
         self,
         dataset: Any,
         batch_size: int,
-        generator: torch.Generator,
+        generator: torch.Generator | None = None,
         device: torch.device | str = "cpu",
         workers: int = 0,
         told: int | None = None,
         flip: bool = False,
         places: Callable[[int], Tensor] | None = None,
     ) -> None:
-        self._generator, self._batch_size = generator, batch_size
+        self._is_seeded, self._batch_size = generator is not None, batch_size
+        self._generator = generator = generator or torch.Generator()
         self._device, self._told, self._flip = device, told, flip
         self._taken = 0
         self._order: _Order | None = None
@@ -240,7 +242,15 @@ class Loader:
         batch = tell(_to_device(batch, self._device), self._told)
         return self._mirrored(batch) if self._flip else batch
 
+    def _seed(self) -> None:
+        """Take torch's seed, unless there is one: later than a script makes it, and joins."""
+        if not self._is_seeded:
+            self._generator.manual_seed(torch.initial_seed())
+            self._state = self._order.state_dict() if self._order else {}
+            self._is_seeded = True
+
     def _next(self) -> Any:
+        self._seed()
         for _ in range(2):
             if self._batches is None:
                 with torch.device("cpu"):  # it draws a seed, from a generator there
@@ -267,6 +277,7 @@ class Loader:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Where the last batch that was taken stands: flat, tensors on the CPU."""
+        self._seed()
         if self._order is not None:
             return self._state
         written = io.BytesIO()
@@ -279,7 +290,7 @@ class Loader:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on from `state_dict()`; a `CheckpointError` if it is of other data or workers."""
-        self._batches = None
+        self._batches, self._is_seeded = None, True
         if self._order is not None:
             self._order.load_state_dict(state)
             self._state = self._order.state_dict()

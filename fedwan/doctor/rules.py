@@ -318,6 +318,19 @@ def collapse_everywhere(chart: Chart, _: str, network: str) -> Told:
     return None
 
 
+@_rule(RUN_RULES, "alike", "agreement")
+def alike(chart: Chart, _: str, network: str) -> Told:
+    """Contributions that are the same: sites that take the same steps on the same samples."""
+    agreements = [chart.steady(site, f"agreement/{network}", _ROUNDS) for site in chart.sites]
+    if len(agreements) < 2 or any((agreement or 0) < 0.9999 for agreement in agreements):
+        return None
+    return (
+        "all sites send the same contributions: they take the same samples in the same order",
+        "give each site data of its own, or seed the loader with torch.initial_seed() after "
+        "fedwan.join; else one site would do as well",
+    )
+
+
 @_rule(RUN_RULES, "memorising", "memory", is_warning=False)
 def memorising_everywhere(chart: Chart, _: str, network: str) -> Told:
     """All sites' networks, as late in long runs on little data: no site is odd."""

@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -58,6 +58,7 @@ _SITE, _GLOBAL = "site", "global"
 _GROUPS = "an optimiser's param_groups"
 
 
+@runtime_checkable
 class Stateful(Protocol):
     """What a script keeps beside networks and optimisers: a loader, a scheduler, a GradScaler.
 

@@ -91,6 +91,12 @@ def join(
     modules = {name: _unwrapped(module) for name, module in networks.items()}
     try:
         trained = _kinds(_trained(modules, optimizers), kinds)
+        for name, value in (state or {}).items():
+            if not isinstance(value, Stateful):
+                raise UserError(
+                    f"state[{name!r}] = {str(value)[:60]} has no state_dict and load_state_dict; "
+                    "give an object that has both, such as a scheduler or a fedwan.data.Loader"
+                )
         script = Script(modules, optimizers, trained, state or {}, steps, evaluate, sample)
         member = given_membership()
         return Alone(steps) if member is None else _open(member, script)

@@ -40,6 +40,12 @@ def test_help_names_every_command(fedwan: Command) -> None:
         (("run", "nope.yaml"), "config file 'nope.yaml' does not exist"),
         (("train",), "No such command 'train'; see fedwan --help"),
         (("demo", "--fast"), "No such option"),
+        (("launch", "--sites", "0", "python", "x.py"), "sites = 0 is out of range; choose"),
+        (
+            ("launch", "data.size=32", "steps=9", "python", "x.py"),
+            "data.size = 32 needs a recipe: a script loads its own",
+        ),
+        (("sample", "nope", "--out", "x.txt"), "--out x.txt is no PNG file"),
         (("report", "nope"), "'nope' holds no run"),
         (("coordinator", "c.yaml"), "Missing option '--identity'"),
         (("coordinator", "c.yaml", "--identity", "nope"), "identity file nope/ca.crt is missing"),

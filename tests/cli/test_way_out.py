@@ -41,6 +41,8 @@ def test_export_writes_a_folder_and_says_where(tmp_path: Path, fedwan: Command) 
         "discriminator.safetensors",
         "generator.safetensors",
     }
+    modes = {path.stat().st_mode & 0o777 for path in folder.glob("*.safetensors")}
+    assert modes == {(folder / "README.md").stat().st_mode & 0o777}
     code, _, err = fedwan("export", str(tmp_path / "run"), "--to", "onnx", "x")
     assert (code, err) == (2, "fedwan: --to onnx is none of safetensors, diffusers\n")
 

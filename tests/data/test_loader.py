@@ -59,6 +59,21 @@ def take(source: Loader, num: int) -> torch.Tensor:
     return torch.stack([next(source).y for _ in range(num)])
 
 
+def test_without_a_generator_the_order_follows_torch_s_seed_at_the_first_batch() -> None:
+    x = torch.arange(50, dtype=torch.float32)
+    held = InMemory(Batch(x, x.long()))
+    source = Loader(held, 8)  # made before the seed, as before `fedwan.join`
+    torch.manual_seed(3)
+    first = take(source, 4)
+    assert torch.equal(first, take(numbers(50, 8, seed=3), 4))
+    state, then = source.state_dict(), take(source, 9)
+    torch.manual_seed(4)
+    other = Loader(held, 8)
+    other.load_state_dict(state)
+    assert torch.equal(take(other, 9), then)
+    assert not torch.equal(take(Loader(held, 8), 4), first)
+
+
 @given(
     num=st.integers(1, 40),
     batch_size=st.integers(1, 50),

@@ -139,6 +139,15 @@ def test_shards_that_differ_are_noted_and_no_site_is_blamed() -> None:
     assert "agree to 0.24" in found[0].why
 
 
+def test_sites_that_send_the_same_are_told_so() -> None:
+    one = dict.fromkeys(NETWORKS, 1.0)
+    bend: Bend = lambda record: replace(record, cosines=one, agreement=one)  # noqa: E731
+    for sites in (SITES, SITES[:2]):
+        found = told(bend, sites=sites)
+        assert [(f.kind, f.site, f.is_warning) for f in found] == [("alike", None, True)] * 2
+    assert not told(bend, sites=SITES[:1])
+
+
 def test_two_sites_are_compared_in_nothing() -> None:
     bends = [CASES[name][0] for name in ("fast", "bytes", "loss", "norm", "unlike", "late")]
     for bend in bends:

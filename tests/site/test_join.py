@@ -248,6 +248,7 @@ def test_what_cannot_be_joined_is_refused_in_one_line(tmp_path: Path) -> None:
         ({"optimizers": {}}, "got no optimizers; give at least one"),
         ({"optimizers": {"net": stranger}}, "no optimiser holds a parameter of net"),
         ({"kinds": {"nett": "regression"}}, "kinds['nett'] = 'regression': trained are net"),
+        ({"state": {"loader": 3}}, "state['loader'] = 3 has no state_dict and load_state_dict"),
         ({"kinds": {"net": "regresion"}}, "kinds are adversarial and regression"),
     ):
         assert text in refused(tmp_path, lambda trainer, o=options: trainer.join(**o))  # type: ignore[misc]
