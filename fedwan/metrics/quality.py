@@ -38,11 +38,10 @@ from fedwan.workloads.base import Batch
 
 NUM_DRAWS = 3
 """Draws that `fd` and `kid` average over; the spread of one alone would be about a fifth."""
-LEAST_PAIRS = 4
-"""A half needs two for its covariance."""
 _NUM_DEALS = 3
 _SPAN = 3  # neighbours in precision and recall, as in Kynkaanniemi et al. 2019
 _BALL = 5  # neighbours in density and coverage, as in Naeem et al. 2020
+_FEW = 6  # samples below which there are no such neighbours, and a mean says much of each
 
 
 def radii_of(points: Tensor, most: int) -> Tensor:
@@ -97,7 +96,7 @@ def count_modes(points: Tensor, centres: Tensor, sigma: float) -> dict[str, Any]
 
 def num_generated(data_name: str, num: int) -> int:
     """How many samples `measure_quality` takes beside so many held-out ones."""
-    return NUM_DRAWS * (num // 2 if data_name in FILE_NAMES else num)
+    return NUM_DRAWS * (max(1, num // 2) if data_name in FILE_NAMES else num)
 
 
 class Seen(NamedTuple):
@@ -110,7 +109,7 @@ class Seen(NamedTuple):
 def measure_quality(
     data_name: str, real: Batch, generated: Tensor, features: str = ""
 ) -> dict[str, Any]:
-    """Figures of `num_generated` samples beside n > 5 held-out ones; of files n > 11.
+    """Figures of `num_generated` samples beside n held-out ones, n > 0; of one file there are none.
 
     They are seen through the network at the path `features`, if one is given
     (`fedwan.metrics.network`).
@@ -119,11 +118,14 @@ def measure_quality(
     better; `kid` may be negative), `precision`, `recall`, `density` and `coverage` (higher is
     better), what the data allow of `histogram`, `modes` and `good`, and the floor of each but
     `histogram` under its name with `_floor`. Of files seen through random features also `moments`,
-    tensors (`fedwan.metrics.distances`). A `FedwanError` if samples are not finite.
+    tensors (`fedwan.metrics.distances`). With `num_real` below 6 there are neither moments nor the
+    four figures of neighbours, at 1 no `kid`. A `FedwanError` if samples are not finite.
     """
     num = len(real.x)
     assert generated.shape == (num_generated(data_name, num), *real.x.shape[1:])
     _refuse_diverged(generated)
+    if data_name in FILE_NAMES and num < 2:
+        return {}
     network = load_network(features, generated.device) if features else None
     with one_thread():
         packed: dict[str, Any] = {}
@@ -149,28 +151,32 @@ def measure_translation(
     the other's inputs, `fd_floor` between the targets of both, and `l1`, mean |image - target|.
     They are seen through the network at the path `features`, if given, else random features.
 
-    Images are (n, 3, height, width), n at least LEAST_PAIRS, in the same order; `with_moments` adds
-    `moments`, by which several sites' images are compared. A `FedwanError` if they are not finite.
+    Images are (n, 3, height, width) in the same order; of one there is `l1` alone. `with_moments`
+    adds `moments`, by which several sites' images are compared, where a half has 6 images or more.
+    A `FedwanError` if they are not finite.
     """
-    assert targets.shape == generated.shape and len(targets) >= LEAST_PAIRS
+    assert targets.shape == generated.shape
     _refuse_diverged(generated)
+    l1 = float((generated.cpu() - targets.cpu()).abs().mean())
+    if (half := len(targets) // 2) < 1:
+        return {"l1": l1}
     with one_thread():
         network = load_network(features, generated.device) if features else see_images
         real, fake = network(targets), network(generated)
         deals = [_halves(len(targets), "translation", index) for index in range(_NUM_DEALS)]
         ways = [way for one, other in deals for way in ((one, other), (other, one))]
         packed: dict[str, Any] = {}
-        if with_moments and not features:
+        if with_moments and not features and half >= _FEW:
             parts = [compare(real[one], fake[other], real[other]) for one, other in ways]
             packed["moments"] = pack_comparisons(parts)
         if not features:
             scale = real.std(dim=0) + SMALLEST_DEVIATION
             real, fake = real / scale, fake / scale
         return packed | {
-            "num_real": len(targets) // 2,
+            "num_real": half,
             "fd": fmean(frechet_between(real[one], fake[other]) for one, other in ways),
             "fd_floor": fmean(frechet_between(real[one], real[other]) for one, other in deals),
-            "l1": float((generated.cpu() - targets.cpu()).abs().mean()),
+            "l1": l1,
         }
 
 
@@ -195,15 +201,15 @@ def _refuse_diverged(generated: Tensor) -> None:
 
 
 def _figures(held_out: Tensor, seen: Seen) -> dict[str, Any]:
-    """All figures of features (draws * n, …), n being held out."""
+    """All figures of features (draws * n, …), n being held out, that so many samples have."""
     draws = seen.features.chunk(len(seen.features) // len(held_out))
     of_held_out = moments(held_out)
-    return {
-        "fd": fmean(frechet_distance(of_held_out, moments(draw)) for draw in draws),
-        "kid": fmean(kernel_between(held_out, draw) for draw in draws),
-        **neighbours(held_out, draws[0].detach().to("cpu", torch.float64)),
-        **seen.figures,
-    }
+    figures = {"fd": fmean(frechet_distance(of_held_out, moments(draw)) for draw in draws)}
+    if len(held_out) > 1:
+        figures["kid"] = fmean(kernel_between(held_out, draw) for draw in draws)
+    if len(held_out) >= _FEW:
+        figures |= neighbours(held_out, draws[0].detach().to("cpu", torch.float64))
+    return figures | seen.figures
 
 
 def _see_halves(
@@ -216,10 +222,13 @@ def _see_halves(
         first_half, made, second_half = (Seen(network(x), {}) for x in draws)
         return first_half, made, second_half, {}
     one, fake, other = (see_images(x) for x in draws)
-    comparisons = [compare(one, draw, other) for draw in fake.chunk(NUM_DRAWS)]
+    packed: dict[str, Any] = {}
+    if len(one) >= _FEW:
+        parts = [compare(one, draw, other) for draw in fake.chunk(NUM_DRAWS)]
+        packed["moments"] = pack_comparisons(parts)
     scale = torch.cat([one, other]).std(dim=0) + SMALLEST_DEVIATION
     seen = [Seen(x / scale, {}) for x in (one, fake, other)]
-    return seen[0], seen[1], seen[2], {"moments": pack_comparisons(comparisons)}
+    return seen[0], seen[1], seen[2], packed
 
 
 def _halves(num: int, *seed: str | int) -> tuple[Tensor, Tensor]:

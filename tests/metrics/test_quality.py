@@ -12,12 +12,7 @@ from torch import Tensor
 from fedwan.data import find_source
 from fedwan.errors import FedwanError
 from fedwan.metrics import NUM_DRAWS, measure_quality, measure_translation
-from fedwan.metrics.quality import (
-    LEAST_PAIRS,
-    count_modes,
-    neighbours,
-    radii_of,
-)
+from fedwan.metrics.quality import count_modes, neighbours, num_generated, radii_of
 from fedwan.workloads.base import Batch
 
 RING = find_source("ring8")
@@ -132,10 +127,28 @@ def test_samples_of_a_diverged_run_are_refused_with_the_mend() -> None:
     samples[0, 0] = math.inf
     with pytest.raises(FedwanError, match="diverged; lower the learning rates"):
         measure_quality("ring8", held_out, samples)
-    targets = torch.zeros(LEAST_PAIRS, 3, 8, 8)
+    targets = torch.zeros(1, 3, 8, 8)
     assert measure_translation(targets, targets + 0.25)["l1"] == 0.25
     with pytest.raises(FedwanError, match="diverged; lower the learning rates"):
         measure_translation(targets, targets + math.nan)
+
+
+@pytest.mark.parametrize("num", range(1, 13))
+@pytest.mark.parametrize("name", ["ring8", "folder", "pairs"])
+def test_of_few_samples_those_figures_are_left_out_that_need_more(name: str, num: int) -> None:
+    real, made = (torch.randn(n, 3, 8, 8, generator=GENERATOR) for n in (num, 3 * num))
+    if name == "pairs":
+        found = measure_translation(real, made[:num], with_moments=True)
+    else:
+        x = (real, made[: num_generated(name, num)])
+        one, other = (part[:, 0, 0, :2] for part in x) if name == "ring8" else x
+        found = measure_quality(name, Batch(one, torch.zeros(num, dtype=torch.int64)), other)
+    half = num if name == "ring8" else num // 2
+    assert found.get("num_real", 0) == half and ("fd" in found) == (half > 0)
+    assert ("kid" in found) == (half > 1 and name != "pairs")
+    assert ("coverage" in found) == ("recall_floor" in found) == (half > 5 and name != "pairs")
+    assert ("moments" in found) == (half > 5 and name != "ring8")
+    assert all(math.isfinite(found[key]) for key in found.keys() - {"histogram", "moments"})
 
 
 @pytest.fixture(scope="module")
