@@ -10,10 +10,12 @@ from __future__ import annotations
 import glob
 import hashlib
 import io
+import json
 import logging
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -46,6 +48,8 @@ _COLUMNS = {
     "caption": ("caption", "text", "txt"),
 }
 """Names of columns that are taken for what they say, if none is of that kind."""
+_METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+_LINE = '{"file_name": "001.png", "text": "…"}'
 _SPLIT = "train"
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 _BOMB = Image.DecompressionBombError
@@ -256,7 +260,13 @@ def _held_out(files: Files) -> Any:
     # In no order, so that the first few are of all folders.
     generator = torch.Generator().manual_seed(derive_seed("files", "held out"))
     chosen = chosen[torch.randperm(len(chosen), generator=generator)]
-    return default_collate(list(files.samples(chosen.tolist())))
+    samples = list(files.samples(chosen.tolist()))
+    if len(samples) < 2:
+        raise ConfigError(
+            f"data.path = {str(files.folder)!r}: {len(chosen)} samples are held out, of which "
+            f"{len(samples)} can be read; mend or remove the others"
+        )
+    return default_collate(samples)
 
 
 def hold_out(keys: Sequence[str]) -> Tensor:
@@ -294,11 +304,7 @@ def _open(name: str, folder: Path, classes: str, transform: Transform, captions:
     """Once per process: a workload may ask for held-out inputs again and again."""
     datasets = require("datasets", "data")
     datasets.disable_progress_bars()
-    rows = _load(datasets, name, folder)
-    if len(rows) < _LEAST:
-        raise ConfigError(
-            f"data.path = {str(folder)!r} holds {len(rows)} samples; put {_LEAST} or more there"
-        )
+    rows, listed = _load(datasets, name, folder)
     named, are_files = parse_classes(classes), name in ("folder", *PAIRS)
     columns = _find_columns(datasets, folder, rows.features, bool(named), are_files, captions)
     keys = [str(number) for number in range(len(rows))]
@@ -308,33 +314,78 @@ def _open(name: str, folder: Path, classes: str, transform: Transform, captions:
     rows = rows.select_columns(list(columns)).rename_columns(columns)
     rows = rows.cast_column("image", datasets.Image(decode=False)).with_format(None)
     if are_files:
-        keys = [os.path.relpath(image["path"], folder) for image in rows["image"]]
+        paths = [(image or {}).get("path") or "" for image in rows["image"]]
+        _refuse_strays(folder, paths, listed)
+        keys = [os.path.relpath(path, folder) for path in paths]
         # By parts: a character that sorts before a slash must not part a folder's files.
         order = sorted(range(len(keys)), key=lambda row: keys[row].split(os.sep))
         rows, keys = rows.select(order), [keys[row] for row in order]
+    if len(rows) < _LEAST:
+        raise ConfigError(
+            f"data.path = {str(folder)!r} holds {len(rows)} samples; put {_LEAST} or more there"
+        )
     return Files(folder, rows, tuple(keys), named, transform, are_files)
 
 
-def _load(datasets: Any, name: str, folder: Path) -> Any:
-    """A `datasets.Dataset` of a folder."""
+def _load(datasets: Any, name: str, folder: Path) -> tuple[Any, list[str]]:
+    """A `datasets.Dataset` of a folder, and the paths of all files that were looked at for it."""
     kind, files, more, what = {
         "parquet": (name, "*.parquet", {}, "parquet files"),
         "webdataset": (name, "*.tar", {}, "webdataset files"),
         "hf": ("", "", {}, "what save_to_disk wrote, with a split 'train' if any"),
-    }.get(name, ("imagefolder", "", {"drop_labels": True}, "images"))
+    }.get(name, ("imagefolder", "", {"drop_labels": True}, "images, with metadata.jsonl if any"))
     try:
         if not kind:
             loaded = datasets.load_from_disk(str(folder))
-            return loaded[_SPLIT] if isinstance(loaded, dict) else loaded
+            return loaded[_SPLIT] if isinstance(loaded, dict) else loaded, []
         pattern = os.path.join(glob.escape(str(folder)), "**", files).rstrip(os.sep)
-        return datasets.load_dataset(kind, data_files={_SPLIT: pattern}, split=_SPLIT, **more)
+        builder = datasets.load_dataset_builder(kind, data_files={_SPLIT: pattern}, **more)
+        builder.download_and_prepare()
+        return builder.as_dataset(split=_SPLIT), list(builder.config.data_files[_SPLIT])
     except Exception as error:  # of many kinds: of the file system, pyarrow, tarfile, datasets
         while isinstance(error.__cause__, Exception):  # datasets say less than what they wrap
             error = error.__cause__
+        if kind == "imagefolder":
+            with suppress(OSError):  # told below
+                _refuse_broken_lines(folder)
         raise ConfigError(
             f"data.path = {str(folder)!r} cannot be read ({' '.join(str(error).split())}); "
             f"data.name={name} takes a folder of {what}"
         ) from None
+
+
+def _refuse_broken_lines(folder: Path) -> None:
+    """Refuse lines of metadata that are no JSON, which `datasets` numbers without their file."""
+    for path in sorted(folder.rglob("metadata.jsonl")):
+        for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+            try:
+                json.loads(line.strip() or "{}")
+            except ValueError as error:
+                reason = getattr(error, "msg", error)
+                raise ConfigError(
+                    f"data.path: line {number} of {path} is no JSON ({reason}); mend it, as in "
+                    f"{_LINE}"
+                ) from None
+
+
+def _refuse_strays(folder: Path, paths: Sequence[str], listed: Sequence[str]) -> None:
+    """Refuse images that no line of metadata names, and lines that name none."""
+    formats, known = Image.registered_extensions(), set(paths)
+    images = {p for p in listed if formats.get(os.path.splitext(p)[1].lower()) in _FORMATS}
+    named = (os.path.basename(path) for path in listed)
+    metadata = next((name for name in named if name in _METADATA), "the metadata")
+    if strays := sorted(images - known):
+        raise ConfigError(
+            f"data.path = {str(folder)!r}: {metadata} has no line for {len(strays)} of "
+            f"{len(images)} images, the first {os.path.relpath(strays[0], folder)}; add what is "
+            "missing, or move these away"
+        )
+    if gone := [path for path in paths if path not in images and not os.path.exists(path)]:
+        first = os.path.relpath(gone[0], folder) if gone[0] else "without a file_name"
+        raise ConfigError(
+            f"data.path = {str(folder)!r}: {metadata} names no image that is there in {len(gone)} "
+            f"of {len(paths)} lines, the first {first}; remove these, or bring the images back"
+        )
 
 
 def _find_columns(
@@ -352,6 +403,11 @@ def _find_columns(
         wanted["label"] = labels
     if captions:
         wanted["caption"] = found("caption")
+    if are_files and captions and list(features) == wanted["image"]:
+        raise ConfigError(
+            f"data.path = {str(folder)!r} holds images without captions; put a metadata.jsonl "
+            f"beside them, with a line {_LINE} for each"
+        )
     for what, names in wanted.items():
         if len(names) != 1:
             held = f"{len(names)} columns of {what}s" if names else f"no column of {what}s"

@@ -19,6 +19,7 @@ from fedwan.config import DataConfig
 from fedwan.data import open_shard
 from fedwan.data.files import BadPicture, Transform, hold_out, open_files
 from fedwan.errors import ConfigError
+from fedwan.metrics import measure_quality, num_generated
 from tests.data.files import (
     crop,
     encoded,
@@ -160,6 +161,47 @@ def test_captions_are_a_list_of_text_beside_their_pictures(
     assert next(stream_of(open_one(asked))).x.shape == (7, 3, 40, 40)
 
 
+def lines_of(path: Path) -> list[str]:
+    captioned(path)
+    return sorted((path / "metadata.jsonl").read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("edit", "text"),
+    [
+        (
+            lambda lines: lines[:2] + lines[3:],
+            "metadata.jsonl has no line for 1 of 30 images, the ",
+        ),
+        (lambda lines: lines[:2], "has no line for 28 of 30 images, the first 0002.png; add"),
+        (
+            lambda lines: [*lines, '{"file_name": "gone.png", "text": "a"}'],
+            "metadata.jsonl names no image that is there in 1 of 31 lines, the first gone.png",
+        ),
+        (lambda lines: [*lines, '{"text": "a"}'], "lines, the first without a file_name; rem"),
+        (
+            lambda lines: [*lines[:2], lines[2].replace(",", ""), *lines[3:]],
+            r"line 3 of .*/metadata.jsonl is no JSON \(Expecting ',' delimiter\); mend it, as in",
+        ),
+        (lambda lines: [*lines[:9], lines[9].replace('"crop 0009"', "9")], "metadata.jsonl if any"),
+    ],
+)
+def test_metadata_and_pictures_that_do_not_match_are_refused(
+    tmp_path: Path, edit: Callable[[list[str]], list[str]], text: str
+) -> None:
+    lines = edit(lines_of(tmp_path))
+    (tmp_path / "metadata.jsonl").write_text("\n".join(lines))
+    refused(text, lambda: open_one(config(tmp_path)))
+
+
+def test_where_captions_are_wanted_a_folder_without_any_is_told_how_to_give_them(
+    tmp_path: Path,
+) -> None:
+    folder(tmp_path)
+    says = "holds images without captions; put a metadata.jsonl .*file_name"
+    refused(says, lambda: open_shard(config(tmp_path), 0, 1, 0, captions=True))
+
+
 def test_pairs_are_read_in_both_directions_and_cut_before_they_are_resized(tmp_path: Path) -> None:
     pixels = np.zeros((20, 64, 3), np.uint8)
     pixels[:, 32:] = 255
@@ -235,6 +277,22 @@ def test_the_next_picture_stands_in_for_one_that_cannot_be_read_until_there_are_
         path.write_bytes(b"no image")
     with pytest.raises(ConfigError, match=r"\(nor can the 7 before it\)"):
         list(files.samples(range(30)))
+
+
+def test_a_damaged_picture_that_is_held_out_is_done_without_until_one_is_left(
+    tmp_path: Path,
+) -> None:
+    write_folder(tmp_path, range(8))
+    files = open_files(config(tmp_path))
+    bad = [tmp_path / files.keys[row] for row in files.is_held_out.nonzero().flatten().tolist()]
+    bad[0].write_bytes(b"no image")
+    real = open_one(config(tmp_path)).held_out
+    made = torch.zeros(num_generated("folder", 3), 3, 16, 16)
+    assert len(real.x) == 3 and measure_quality("folder", real, made)["fd"] > 0
+    for path in bad[:3]:
+        path.write_bytes(b"bad")
+    again = config(tmp_path, size=8)  # what was read is kept
+    refused("4 samples are held out, of which 1 can be read", lambda: open_one(again))
 
 
 def png(image: Image.Image, **options: Any) -> bytes:
