@@ -40,6 +40,10 @@ _LEAST = 8
 """Half of them to train on, half to judge by."""
 _LEAST_HELD_OUT, _MOST_HELD_OUT = 12, 512
 """They are held in memory and measured at every evaluation: 400 MB at 256 x 256."""
+_ALL_READ, _NUM_READ = 256, 32
+"""Before a run: so many are all read, of more some."""
+_OWN_LINES = 3
+"""Faults of a kind that are told one by one."""
 _MOST_IN_A_ROW = 8
 """Unreadable samples for which the next one stands in."""
 _COLUMNS = {
@@ -230,6 +234,19 @@ class Files:
             else:
                 num_bad = 0
                 yield sample
+
+    def faults(self) -> Iterator[str]:
+        """Of all samples, or of many some, evenly spaced; those with one mend in few lines."""
+        step = 1 if len(self.keys) <= _ALL_READ else -(-len(self.keys) // _NUM_READ)
+        rows, by_mend = range(0, len(self.keys), step), dict[str, list[str]]()
+        for row in rows:
+            try:
+                self.sample(row)
+            except ConfigError as error:
+                by_mend.setdefault(str(error).rpartition("; ")[2], []).append(str(error))
+        for lines in by_mend.values():
+            more = f" (and {len(lines) - 1} more like it, of {len(rows)} that were read)"
+            yield from lines if len(lines) <= _OWN_LINES else [lines[0] + more]
 
     def train(self, split: str, site_index: int, num_sites: int, seed: int) -> Pictures:
         """What one site trains on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -277,6 +278,20 @@ def test_the_next_picture_stands_in_for_one_that_cannot_be_read_until_there_are_
         path.write_bytes(b"no image")
     with pytest.raises(ConfigError, match=r"\(nor can the 7 before it\)"):
         list(files.samples(range(30)))
+
+
+def test_faults_of_one_kind_are_told_in_one_line_and_small_sets_read_whole(tmp_path: Path) -> None:
+    write_folder(tmp_path, range(60))
+    says = r"0000.png is 48 x 40 pixels, .* lower data.size \(and 59 more like it, of 60 that"
+    (line,) = open_files(config(tmp_path, size=512)).faults()
+    assert re.search(says, line)
+    for number in (3, 31):
+        (tmp_path / f"{number:04d}.jpg").write_bytes(b"no image")
+    lines = list(open_files(config(tmp_path)).faults())
+    assert [re.findall(r"(\d+)\.jpg cannot be read as", line) for line in lines] == [
+        ["0003"],
+        ["0031"],
+    ]
 
 
 def test_a_damaged_picture_that_is_held_out_is_done_without_until_one_is_left(
