@@ -251,7 +251,7 @@ class EvalConfig:
     """Steps between two evaluations; 0 evaluates only before and after training."""
     first: bool = True
     """Whether the initial weights are evaluated, too."""
-    num: int = 0
+    num: int = setting(0, span(2, or_zero=True))
     """Held-out samples that the weights are measured on; 0 takes all."""
     features: str = ""
     """Network that images are seen through: the path, at the coordinator and at every site, of a

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from types import ModuleType
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from fedwan.config import Config, DataConfig, site_names
-from fedwan.data.files import Files, open_files
+from fedwan.data.files import open_files
 from fedwan.data.loader import Fetch, InMemory, Loader, copied, is_stream, tell
 from fedwan.data.sources import (
     FILE_NAMES,
@@ -31,7 +31,6 @@ from fedwan.uses import Faults
 from fedwan.workloads.base import Batch
 
 _MOST_HELD_OUT = 512
-_NUM_READ = 32  # pictures of each folder, before a run
 
 
 @dataclass(frozen=True)
@@ -172,17 +171,8 @@ def check_files(config: Config, *, captions: bool = False) -> list[str]:
             train = files.train(data.split, index, len(names), config.seed)
             faults.add(_too_large(data.batch, len(train)))
             if has_own_data(data) or not index:
-                faults.add(_unreadable(files))
+                faults.add(files.faults())
     return faults.lines
-
-
-def _unreadable(files: Files) -> Iterator[str]:
-    """Faults of some pictures, evenly spaced."""
-    for row in range(0, len(files.keys), -(-len(files.keys) // _NUM_READ)):
-        try:
-            files.sample(row)
-        except ConfigError as error:
-            yield str(error)
 
 
 def _too_large(batch_size: int, num_samples: int) -> list[str]:
