@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-import threading
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -53,7 +52,7 @@ class Forwarder(Relay):
         self._said, self._said_at = "", 0.0
         self._strange_since = 0.0
         """When the door began to show a certificate that is not the coordinator's."""
-        self._has_lost = threading.Event()
+        self._lost = ""
         self.refusal: UserError | None = None
         """Set once the two ends do not accept each other's certificates, or this one not the
         other's code: trying again is vain."""
@@ -68,6 +67,8 @@ class Forwarder(Relay):
         while True:
             answer = await super()._pass_on(path, body, headers)
             is_good = answer.status_code == 200
+            if answer.status_code == 401:
+                self._lost = "the coordinator's SuperLink is a new one"
             if path == _GET_FAB and is_good:
                 try:
                     await asyncio.to_thread(check_bundle, bytes(answer.body), self._bundles)
@@ -79,20 +80,19 @@ class Forwarder(Relay):
                 return answer
             await asyncio.sleep(_ASK_AGAIN_S)
 
-    def take_lost(self) -> bool:
-        """Whether an answer was lost since the last question.
+    def take_lost(self) -> str:
+        """Why the SuperNode must come back as a new one to be sent a ticket; empty if it need not.
 
-        SuperLink hands out a ticket once. If the answer that carried it was lost, the SuperNode
-        will never see it, and must come back as a new one to be sent another.
+        SuperLink hands out a ticket once: a SuperNode will never see one whose answer was lost. And
+        one that a new SuperLink does not know may hang on its way out.
         """
-        has_lost = self._has_lost.is_set()
-        self._has_lost.clear()
-        return has_lost
+        lost, self._lost = self._lost, ""
+        return lost
 
     def _trouble(self, path: str, error: Exception | None, *, is_lost: bool = False) -> None:
         self.refusal = self._refusal(error) or self.refusal
         if is_lost and path != _HEARTBEAT:
-            self._has_lost.set()
+            self._lost = "an answer of the coordinator's was lost"
         cause = text_of(error) or "it cannot pass on calls now, its log says why"
         now_s = time.monotonic()
         if cause != self._said or now_s > self._said_at + _REPEAT_S:

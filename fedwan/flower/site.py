@@ -114,8 +114,8 @@ class _Supervisor:
         if status is not None and status.is_killed:
             return f"the ClientApp (process {status.pid}) was killed"
         # While a ClientApp is at work its SuperNode asks for no ticket, so none can be lost.
-        if (status is None or status.is_gone) and self._forwarder.take_lost():
-            return "an answer of the coordinator's was lost"
+        if status is None or status.is_gone:
+            return self._forwarder.take_lost() or None
         return None
 
     def _restart(self, node: Service, reason: str) -> None:
@@ -123,5 +123,6 @@ class _Supervisor:
         level = logging.WARNING if node.poll() != 0 else logging.INFO  # by itself, after a run
         _log.log(level, "%s; a new SuperNode in %.0f s", reason, wait)
         node.stop(_GRACE_S)
+        self._forwarder.take_lost()
         self._status_path.unlink(missing_ok=True)
         self._node, self._due_at = None, time.monotonic() + wait

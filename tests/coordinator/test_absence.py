@@ -135,14 +135,13 @@ def test_a_late_contribution_is_in_the_next_update_or_dropped_and_counted(
     assert len(ran.hashes) == 1
     assert staleness(ran, "s2") == [(version, 0) for version in (1, 2, 3, 4)]
     late = [(into, by) for into, by in staleness(ran, "s1") if by]
-    totals = ran.result.totals
+    # Rounds of milliseconds: on a busy machine it is late again once it is let go.
+    totals, (into, by) = ran.result.totals, late[0] if late else (0, 0)
     if max_staleness:
-        assert [by for _, by in late] == [late[0][0] - 1] and (totals.late, totals.dropped) == (
-            1,
-            0,
-        )
+        assert late and by == into - 1 <= max_staleness
+        assert (totals.late, totals.dropped) == (len(late), 0)
     else:
-        assert not late and (totals.late, totals.dropped) == (0, 1)
+        assert not late and totals.late == 0 < totals.dropped
 
 
 def test_below_its_quorum_a_run_stops_with_a_checkpoint_and_says_whom_it_misses(

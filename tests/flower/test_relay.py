@@ -248,10 +248,21 @@ def test_an_answer_lost_on_the_way_is_noticed_and_not_asked_for_again(
     superlink.statuses = [None]
     with forwarding(identities / "s1", door.port) as forwarder:
         assert post(forwarder, f"/v1/fleet/{name}").status_code == 502
-        assert forwarder.take_lost() == (name == "pull-messages")  # a heartbeat carries nothing
+        lost = forwarder.take_lost()
+        assert ("answer" in lost) == (name == "pull-messages")  # a heartbeat carries nothing
         assert not forwarder.take_lost()
         assert forwarder.refusal is None
     assert len(superlink.requests) == 1
+
+
+def test_a_supernode_that_a_new_superlink_does_not_know_is_to_come_back(
+    identities: Path, superlink: Any, door: FrontDoor
+) -> None:
+    superlink.statuses = [401]
+    with forwarding(identities / "s1", door.port) as forwarder:
+        assert post(forwarder).status_code == 401
+        assert "SuperLink is a new one" in forwarder.take_lost()
+        assert not forwarder.take_lost()
 
 
 @pytest.mark.parametrize("when", ["another authority", "revoked before", "revoked meanwhile"])

@@ -171,7 +171,7 @@ def test_latents_are_not_clipped_where_the_folder_does_not_ask_for_it(
         ("model_index.json", {"_class_name": "FluxPipeline"}, {}, "is of FluxPipeline, which"),
         ("unet/config.json", {"in_channels": 9}, {}, "takes 9 channels and the VAE makes 4"),
         ("vae/config.json", {"block_out_channels": [8] * 6}, {}, "size = 16 is no multiple of 64"),
-        ("vae/config.json", {}, {"path": "nowhere"}, "'nowhere' holds no model_index.json"),
+        ("vae/config.json", {}, {"path": "nowhere"}, "/nowhere' holds no model_index.json"),
         ("vae/config.json", {}, {"lora_targets": ["q_proj"]}, r"\['q_proj'\] match no layer of"),
         ("vae/config.json", {}, {"caption_dropout": 1}, "caption_dropout = 1.0 is out of range"),
         ("scheduler/scheduler_config.json", {"prediction_type": "x"}, {}, "prediction_type 'x'"),
