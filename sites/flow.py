@@ -28,6 +28,7 @@ from fedwan.workloads.descent import Simple
 from fedwan.workloads.settings import require_each, require_one_of, require_share
 
 NETWORKS: dict[str, NetworkKind] = {"velocity": "regression"}
+HAS_EXPERTS = True
 
 
 @dataclass
@@ -137,11 +138,6 @@ def _check_cuts(model: Model, site: SiteConfig) -> None:
         )
 
 
-def has_experts(config: Config) -> bool:
-    """Whether sites may train experts: of one that is told the class, none knows all classes."""
-    return Model(**config.model).network != "dit"
-
-
 class Flow(Simple):
     """One velocity network."""
 
@@ -154,7 +150,7 @@ class Flow(Simple):
         sizes = VelocitySizes(model.network, model.width, model.depth, model.patch, model.heads)
         with seeded_init(config.seed):
             velocity = build_velocity(self.shape, num_classes, sizes)
-        velocity = build_experts(velocity, num_experts(config)).to(device)
+        velocity = build_experts(velocity, num_experts(config), self.num_classes).to(device)
         super().__init__(config, "velocity", velocity, self._loss, self._draw)
 
     def _loss(self, batch: Batch, rng: NamedGenerators) -> Tensor:
@@ -177,7 +173,7 @@ class Flow(Simple):
         sigmas = flow.flow_sigmas(self.model.euler_steps, self.model.shift).to(self.device)
         told = (self.num_classes, self.model.guidance)
         network, solver = self.networks["velocity"], flow.EulerSolver(sigmas)
-        velocity = partial(forward_drawn, network, draw_experts(network, len(labels), seed))
+        velocity = partial(forward_drawn, network, draw_experts(network, labels, seed))
         return flow.sample_flow(velocity, solver, self.shape, labels, seed, *told)
 
     def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:

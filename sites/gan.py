@@ -29,6 +29,7 @@ from fedwan.workloads.descent import Descent
 from fedwan.workloads.settings import require_each, require_one_of, require_parts
 
 NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
+HAS_EXPERTS = True
 
 _LR, _LR_DEEP = 3e-3, 3e-4  # at 32 pixels a side 3e-3 diverges within 200 steps
 _MOST_PIXELS = 1 << 22
@@ -110,11 +111,6 @@ def steps_apart(config: Config) -> bool:
     return Model(**config.model).n_critic > 1
 
 
-def has_experts(config: Config) -> bool:
-    """Whether sites may train experts: of those that are told the class, none knows all classes."""
-    return not Model(**config.model).conditional
-
-
 class Gan(Descent):
     """A generator and a discriminator."""
 
@@ -129,7 +125,7 @@ class Gan(Descent):
             if model.spectral_norm:
                 normalize_spectra(discriminator)
         networks = {
-            name: build_experts(network, num_experts(config)).to(device)
+            name: build_experts(network, num_experts(config), told).to(device)
             for name, network in (("discriminator", discriminator), ("generator", generator))
         }
         super().__init__(config, networks, twice=("discriminator",))
@@ -205,7 +201,7 @@ class Gan(Descent):
         latents = self._latents(num, torch.Generator().manual_seed(derive_seed(seed, "sample")))
         at_once = max(1, _MOST_PIXELS // self.shape[-1] ** 2)
         generator = self.networks["generator"]
-        told = (draw_experts(generator, num, seed), latents, labels.to(self.device))
+        told = (draw_experts(generator, labels, seed), latents, labels.to(self.device))
         parts = zip(*(tensor.split(at_once) for tensor in told), strict=True)
         return torch.cat([clamp_images(forward_drawn(generator, *part)) for part in parts])
 

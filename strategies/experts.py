@@ -38,11 +38,10 @@ EXPERTS = True
 def check(config: Config) -> None:
     """Refuse workloads whose samples cannot be drawn from the networks of one site."""
     page = None if config.workload == COMMAND else load_workload(config.workload)
-    if not getattr(page, "has_experts", lambda _: False)(config):
+    if not getattr(page, "HAS_EXPERTS", False):
         raise ConfigError(
             "strategy 'experts' has each sample made by one site's networks, which workload "
-            f"{config.workload!r}, as it is set, does not bear; set workload=flow, or gan, with "
-            "networks that are not told the class, or strategy=diloco"
+            f"{config.workload!r} does not bear; set workload=flow, or gan, or strategy=diloco"
         )
 
 

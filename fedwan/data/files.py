@@ -263,6 +263,11 @@ class Pictures(Dataset[Any]):
     def __init__(self, files: Files, index: Tensor) -> None:
         self._files, self._index = files, index
 
+    @property
+    def labels(self) -> Tensor:
+        """(n,), int64."""
+        return self._files.labels[self._index]
+
     def __len__(self) -> int:
         return len(self._index)
 

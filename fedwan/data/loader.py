@@ -45,6 +45,11 @@ class InMemory(Dataset[Any]):
     def __getitem__(self, place: int) -> Any:
         return self._map(lambda leaf: leaf[place])
 
+    @property
+    def labels(self) -> Tensor:
+        """Of a `Batch`, (n,) int64."""
+        return self.batch.y  # type: ignore[no-any-return]
+
     def take(self, places: Tensor) -> Any:
         """The rows at some places, (n,) int64, as a batch."""
         places, numbers = places.to(first_leaf(self.batch).device), places.tolist()

@@ -58,6 +58,15 @@ class Shard:
         """That the site trains on; 0 of a stream."""
         return 0 if is_stream(self.train) else len(self.train)
 
+    def count(self, num_labels: int) -> Tensor:
+        """Training samples by what networks are told, (num_labels,) int64; 0 if not known."""
+        if num_labels == 1:
+            return torch.tensor([self.num_samples])
+        if self.told is not None:
+            return self.num_samples * (torch.arange(num_labels) == self.told)
+        y = getattr(self.train, "labels", torch.empty(0, dtype=torch.int64))
+        return y.bincount(minlength=num_labels)
+
     def loader(
         self,
         batch_size: int,

@@ -141,7 +141,7 @@ def step_seconds(config: Config, workload: Workload) -> float:
     rng = NamedGenerators(config.seed, "calibration")
     shard = open_shard(data, 0, config.sites, config.seed)
     stream = shard.loader(config.data.batch, rng["data"], device)
-    train_own(workload.networks.values(), 0, shard.num_samples)
+    train_own(workload.networks.values(), 0, shard.count)
     return _seconds(lambda: workload.step(next(stream), rng, keep_local), BUDGET_S)
 
 

@@ -73,7 +73,7 @@ def train(
     order = (rng if not rank else NamedGenerators(seed, name))["data"]
     places = None if privacy is None else privacy.places
     loader = shard.loader(config.data.batch, order, member.device, places)
-    train_own(workload.networks.values(), site_names(config).index(name), shard.num_samples)
+    train_own(workload.networks.values(), site_names(config).index(name), shard.count)
     may_show = (
         member.show_samples or shard.public or not getattr(workload, "samples_from_inputs", False)
     )

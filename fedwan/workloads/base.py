@@ -14,9 +14,9 @@ It needs the first alone, of which `fedwan.workloads.descent` and its `Simple` t
     DEFAULTS                what takes the place of settings that were left open
     CAPTIONS                True: its samples are dicts with `caption`, a text, see `open_shard`
     PAIRS                   whether it learns from pairs of an input and its target; None: either
+    HAS_EXPERTS             True: each of its networks may be one a site, `num_experts` of them
     check(config)           refuses what is wrong in a resolved configuration
     dataset(config, site)   its own data, see `fedwan.data.dataset_of`
-    has_experts(config)     whether each of its networks may be one a site, `num_experts` of them
     steps_apart(config)     whether some networks step before others have their gradients, which no
                             strategy that exchanges gradients, once a step, goes with
 """
