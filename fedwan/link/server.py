@@ -57,6 +57,8 @@ STOP_S = 5.0
 """How long calls may take to notice that they were cancelled."""
 HANDSHAKE_MS = 10_000
 """Within which a connection that was accepted must have shown a certificate."""
+SILENT_CONNECTIONS = 2_000
+"""Besides the sites' own: 45 kB each in gRPC until the handshake is over, or has taken too long."""
 PEERS_S = 2.0
 """Between two looks at the certificates of calls under way."""
 MAX_NOISE_BYTES = 256 << 20
@@ -109,6 +111,7 @@ class DataPlane:
             ("grpc.so_reuseport", 0),  # a port in use is an error, not one shared with a stranger
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+            ("grpc.max_allowed_incoming_connections", num_threads + SILENT_CONNECTIONS),
             *window_options(num_sites, channels),
         ]
         self._server = grpc.server(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import select
 import socket
 import threading
 import time
@@ -326,6 +327,27 @@ def test_connections_that_say_nothing_are_closed(
             connection.settimeout(max(0.1, deadline - time.monotonic()))
             with suppress(ConnectionResetError):
                 assert connection.recv(1) == b""
+
+
+def test_of_ever_more_connections_that_say_nothing_a_number_is_kept_and_a_site_goes_on(
+    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "SILENT_CONNECTIONS", 0)
+    bench = Bench(tmp_path)
+    with ExitStack() as stack:
+        plane = stack.enter_context(serving(bench.hub, identities))
+        honest = stack.enter_context(stub_of(plane.port, identities / "s2"))
+        assert not honest.Join(bench.hello("s2"), timeout=5).refusal
+        address = ("127.0.0.1", plane.port)
+        silent = [stack.enter_context(socket.create_connection(address)) for _ in range(300)]
+        closed = set[int]()
+
+        def are_closed() -> bool:
+            closed.update(c.fileno() for c in select.select(silent, [], [], 0)[0])
+            return len(closed) > 150
+
+        eventually(are_closed)
+        assert not honest.Join(bench.hello("s2"), timeout=5).refusal
 
 
 def test_a_join_is_read_without_the_lock_and_has_at_most_4_mib(
