@@ -100,7 +100,10 @@ DIT = ("model.network=dit",)
 SMALL = ("data.batch=16", "eval.every=0", "eval.first=false")
 EMOJI_GAN = (*CLASS, *SMALL, "model.width=16", "steps=5000")
 EMOJI_DIT = (*DIT, *SMALL, "steps=4800")
-"""Half an hour of one core; until synchronous training is at the floor. The recipes' own rates suit synchronous training best (docs/log.md)."""
+"""Half an hour of one core, until synchronous training is at the floor.
+
+The recipes' own rates suit synchronous training best (docs/log.md).
+"""
 STUDENT = (f"model.teacher={TEACHER}", "model.student_steps=4", "steps=600")
 
 CASES = (
