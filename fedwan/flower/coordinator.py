@@ -88,7 +88,7 @@ def coordinating(
 
         go_back(out / "checkpoint", from_version)
     with (
-        closing(FrontDoor(identity, *host_and_port(config.link.door))) as door,
+        closing(FrontDoor(identity, *host_and_port(config.link.door), config.sites)) as door,
         private_port.listen() as listener,
     ):
         start = Start.begin(config, identity, resume=resume)

@@ -5,6 +5,7 @@ A certificate is good for one SuperNode at a time (`nodes`).
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,28 @@ from fedwan.link.tls import Identity, common_name
 # Of a site at once; a SuperNode has its heartbeat, its question, and two objects each way.
 _MOST_CALLS = 8
 _HEADERS_S = 10.0
+# A SuperNode's forwarder keeps few; one that says nothing costs 300 kB until it is ended.
+_CONNECTIONS_PER_SITE = 16
+_SILENT_CONNECTIONS = 256
+
+
+class _Listener(socket.socket):
+    """One that closes at once what comes while a number of connections are open."""
+
+    def __init__(self, bound: socket.socket, most: int) -> None:
+        super().__init__(bound.family, bound.type, bound.proto, fileno=bound.detach())
+        self._most = most
+        self._open: list[socket.socket] = []
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        connection, address = super().accept()
+        if len(self._open) >= self._most:
+            self._open = [one for one in self._open if one.fileno() >= 0]
+        if len(self._open) >= self._most:
+            connection.close()
+            raise ConnectionAbortedError("too many connections are open")
+        self._open.append(connection)
+        return connection, address
 
 
 class _Protocol(H11Protocol):
@@ -51,7 +74,7 @@ class FrontDoor(Relay):
 
     _protocol = _Protocol
 
-    def __init__(self, identity: Path, host: str, port: int) -> None:
+    def __init__(self, identity: Path, host: str, port: int, num_sites: int = 1) -> None:
         credentials = Identity.load(identity, role="coordinator")
         # Who is revoked is told so in words, below: asyncio ends a failed handshake without the
         # alert, and the site could not tell that from a broken line.
@@ -59,7 +82,8 @@ class FrontDoor(Relay):
         self._nodes = Nodes()
         self._calls: Counter[str] = Counter()
         bound = listen(host, port, "the front door", "link.door")
-        super().__init__(bound, credentials, serves=True)
+        most = num_sites * _CONNECTIONS_PER_SITE + _SILENT_CONNECTIONS
+        super().__init__(_Listener(bound, most), credentials, serves=True)
 
     async def _handle(self, scope: Any, receive: Any, send: Any) -> None:
         certificate = peer_of(Request(scope))

@@ -38,6 +38,7 @@ from fedwan.protocol.limits import Refusals
 # A call carries the answer to a ticket, a few kilobytes; bundle and tickets go the other way.
 _MAX_BODY_BYTES = 1 << 20
 _BODY_S = 60.0
+_HANDSHAKE_S = 10.0
 _CALL = re.compile(rb"/v1/fleet/[a-z]+(-[a-z]+)*")
 _REFUSED = "fedwan-refused"
 _RENEW_S = 2.0
@@ -92,9 +93,7 @@ class Relay(ABC):
                 ssl_context_factory=(lambda config, default: self._tls) if serves else None,
             )
         )
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve()), name=type(self).__name__, daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
 
     def _admit(self, request: Request, path: str) -> tuple[int, str]:
         """HTTP status and reason why a sender may not make a Fleet call now; 0 if it may."""
@@ -123,6 +122,10 @@ class Relay(ABC):
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)
         self._bound.close()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=_Loop) as runner:
+            runner.run(self._serve())
 
     async def _serve(self) -> None:
         async with AsyncExitStack() as clients:
@@ -216,6 +219,15 @@ class Relay(ABC):
             if time.monotonic() >= deadline:
                 return reply(503, "the other side is away")
             await asyncio.sleep(0.5)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """One that soon ends handshakes that do not go on; uvicorn gives each asyncio's 60 s."""
+
+    async def create_server(self, *args: Any, **kwargs: Any) -> asyncio.Server:
+        if kwargs.get("ssl"):
+            kwargs["ssl_handshake_timeout"] = _HANDSHAKE_S
+        return await super().create_server(*args, **kwargs)
 
 
 def peer_of(request: Request) -> x509.Certificate | None:

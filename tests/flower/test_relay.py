@@ -3,10 +3,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import select
 import socket
 import ssl
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from flwr.proto.fab_pb2 import Fab, GetFabResponse
 
 from fedwan.app import installed_app
 from fedwan.errors import ConfigError, IdentityError
-from fedwan.flower import relay
+from fedwan.flower import front_door, relay
 from fedwan.flower.bundle import build_fab
 from fedwan.flower.forwarder import Forwarder
 from fedwan.flower.front_door import FrontDoor
@@ -86,6 +87,35 @@ def test_a_sites_fleet_call_reaches_superlink_and_back(
     path, got, sent_headers = superlink.requests[0]
     assert (path, got) == (PULL, body)
     assert {k.lower(): v for k, v in sent_headers.items()}["flwr-signature"] == "abc"
+
+
+def test_connections_that_say_nothing_are_few_and_soon_ended_and_a_site_goes_on(
+    identities: Path, superlink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "_HANDSHAKE_S", 2.0)
+    monkeypatch.setattr(front_door, "_SILENT_CONNECTIONS", 20)
+    with (
+        open_door(identities, superlink.server_port) as door,
+        client_of(identities / "s1") as before,
+        client_of(identities / "s1") as after,
+        contextlib.ExitStack() as stack,
+    ):
+        assert before.post(url(door)).status_code == 200
+        address = ("127.0.0.1", door.port)
+        silent = [stack.enter_context(socket.create_connection(address)) for _ in range(100)]
+        closed = set[int]()
+
+        def closes(num: int) -> Callable[[], bool]:
+            def are_closed() -> bool:
+                closed.update(one.fileno() for one in select.select(silent, [], [], 0)[0])
+                return len(closed) >= num
+
+            return are_closed
+
+        eventually(closes(50), within_s=1.5)
+        assert before.post(url(door)).status_code == 200
+        eventually(closes(100), within_s=10.0)
+        assert after.post(url(door)).status_code == 200
 
 
 LINES = [
