@@ -133,13 +133,14 @@ def test_a_late_contribution_is_in_the_next_update_or_dropped_and_counted(
         slow.permits.release()
     ran = run.result(30.0)
     assert len(ran.hashes) == 1
-    assert staleness(ran, "s2") == [(version, 0) for version in (1, 2, 3, 4)]
+    merged = staleness(ran, "s2")
+    assert merged[0] == (1, 0) and merged[-1][0] == 4
     late = [(into, by) for into, by in staleness(ran, "s1") if by]
-    # Rounds of milliseconds: on a busy machine it is late again once it is let go.
+    # Rounds of milliseconds: on a busy machine either is late again.
     totals, (into, by) = ran.result.totals, late[0] if late else (0, 0)
     if max_staleness:
         assert late and by == into - 1 <= max_staleness
-        assert (totals.late, totals.dropped) == (len(late), 0)
+        assert totals.late == len(late) + sum(by > 0 for _, by in merged) and not totals.dropped
     else:
         assert not late and totals.late == 0 < totals.dropped
 

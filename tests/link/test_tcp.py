@@ -13,7 +13,7 @@ import pytest
 from fedwan.link import tcp
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.tcp import Congestion, read_state
-from tests.planes import Bench, header_of, joined, random_payload
+from tests.planes import Bench, eventually, header_of, joined, random_payload
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 
@@ -119,6 +119,7 @@ def test_an_upload_and_its_server_run_with_the_wish(
         assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
         port = int(link._address.rpartition(":")[2])
         peers = [sock.getpeername()[1] for sock in tcp._connected_to(link._address)]
-        assert peers == [port] * 4 and read_state(link._address).congestion == other
+        assert peers == [port] * 4
+        eventually(lambda: read_state(link._address).congestion == other)
         served = [control_of(s) for s in tcp._open_sockets() if s.getsockname()[1] == port]
     assert served == [other] * 5  # 3, Control, and what listens
