@@ -140,7 +140,7 @@ CASES = (
     Case("gan", "emoji", "iid", "diloco", 20, both=EMOJI_GAN),
     Case("gan", "emoji", "by_label", "local_sgd", 20, both=EMOJI_GAN),
     Case("flow", "emoji", "iid", "diloco", 20, both=EMOJI_DIT),
-    Case("flow", "emoji", "by_label", "diloco", 20, both=EMOJI_DIT),
+    Case("flow", "emoji", "by_label", "experts", 20, both=EMOJI_DIT),
 )
 
 

@@ -62,8 +62,8 @@ def serving(listener: socket.socket) -> Iterator[list[str]]:
 
 def get(port: int, path: str) -> bytes:
     with socket.create_connection((HOST, port), timeout=10) as caller:
-        caller.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
-        return caller.recv(1000)
+        caller.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+        return b"".join(iter(lambda: caller.recv(1000), b""))
 
 
 @as_nobody
