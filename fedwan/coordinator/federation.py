@@ -175,14 +175,17 @@ class Federation:
     def notice(self) -> list[str]:
         """Tell of sites that are heard again, and of those that have fallen silent: these."""
         with self.changed:
-            lost, returned = self.registry.notice(time.monotonic())
+            now_s, sites = time.monotonic(), self.registry.sites
+            lost, returned = self.registry.notice(now_s)
+            silent_s = {n: now_s - max(sites[n].heard_s, sites[n].joined_s) for n in lost}
             self._release()
         for name in returned:
             self.event("back", name, f"{name} is heard again")
         for name in lost:
             self._snapshots.clear(name)
             why = self.shut_out.get(name, "")
-            self.event("lost", name, f"{name} has fallen silent{why and ': '}{why}")
+            text = f"{name} has fallen silent{why and ': '}{why}"
+            self.event("lost", name, text, heard=time.time() - silent_s[name])
         return lost
 
     def fail(self, site: str, text: str) -> None:

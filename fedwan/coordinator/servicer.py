@@ -134,7 +134,7 @@ class Servicer(Federation):
     def detach(self, site: str, session: str) -> None:
         """See `Hub`."""
         with self.changed:
-            self.registry.drop(site, session, time.monotonic())
+            self.registry.drop(site, session)
 
     @_bounded
     def report(self, site: str, report: wire.QualityReport) -> None:

@@ -21,12 +21,12 @@ from fedwan.output.units import bytes_text
 
 _DECIDED = {"drained": "draining", "ejected": "ejected", "admitted": "admitted"}
 _STATES = {"join": "training", "rejoin": "training", "back": "training"}
-_STATES |= {"lost": "silent", "leave": "left", **_DECIDED}
+_STATES |= {"lost": "silent", **_DECIDED}
 _NEWS = {"failed", "lost", "back", "rejoin", "rejected", "paused", "warning", "resume", "finding"}
 _NEWS |= _DECIDED.keys()
 ABSENT = {"expected": "not here yet", "silent": "silent"}
 """States of sites that a run waits for, in words."""
-_GONE = ("draining", "ejected", "left")
+_GONE = ("draining", "drained", "ejected")
 """Of sites that the operator has let go."""
 _SMOOTHING = 0.3
 """Weight of the latest round in a site's speed."""
@@ -48,7 +48,7 @@ def waiting_text(
     if not absent:
         return ""
     who = ", ".join(f"{name} ({ABSENT[state]} since {clock_text(t)})" for name, state, t in absent)
-    text = f"waiting for {who}; goes on when {'back' if len(absent) == 1 else 'all are back'}"
+    text = f"waiting for {who}; goes on when {'it is' if len(absent) == 1 else 'all are'} here"
     if 0 < config.round.quorum <= config.sites - len(absent):
         are_gone = all(state == "silent" for _, state, _ in absent)
         after = f"after {config.round.patience_s:g} s of the round at most"
@@ -66,7 +66,7 @@ class SiteRow:
 
     name: str
     state: str = "expected"
-    """`expected`, `training`, `silent`, `left`, `draining`, `ejected` or `admitted`."""
+    """`expected`, `training`, `silent`, `left`, `draining`, `drained`, `ejected` or `admitted`."""
     step: int = 0
     losses: dict[str, float | None] = field(default_factory=dict)
     compute_s: float = 0.0
@@ -99,7 +99,7 @@ class SiteRow:
             before = latest if self.steps_per_s is None else self.steps_per_s
             self.steps_per_s = before + _SMOOTHING * (latest - before)
         if is_now:
-            has_gone = self.state in ("left", "ejected")  # it was merged afterwards
+            has_gone = self.state in ("left", "drained", "ejected")  # it was merged afterwards
             self.state, self.seen_t = self.state if has_gone else "training", record.t
         self.versions.add((record.fragment, record.version))
         self.step = record.step
@@ -167,9 +167,11 @@ class Board:
         self.is_done = self.is_done or record.event == "done"
         self.keeps_samples = self.keeps_samples or record.event == "samples_kept"
         self.payload_bytes = record.details.get("payload_bytes", self.payload_bytes)
-        if record.site in self.sites and record.event in _STATES:
+        if record.site in self.sites and record.event in (*_STATES, "leave"):
             row = self.sites[record.site]
-            row.state, row.since = _STATES[record.event], record.t
+            left = "drained" if row.state == "draining" else "left"
+            row.state = _STATES.get(record.event, left)
+            row.since = record.details.get("heard", record.t)
             row.seen_t = 0.0  # the time away is no measure of its speed
             row.spend(record.details)
         if record.event in _NEWS and record.t >= self._since:
@@ -179,8 +181,8 @@ class Board:
     def phase(self) -> str:
         """What the run is doing, in a few words."""
         waiting = [row.name for row in self.sites.values() if row.state in ABSENT]
-        if self.is_done:
-            return "done"
+        if self.is_done or self.stopped:
+            return "done" if self.is_done else "stopped"
         if not self.is_listening:
             return "starting services"
         if self.step >= self.config.steps > 0:
@@ -194,7 +196,7 @@ class Board:
     @property
     def waiting(self) -> str:
         """See `waiting_text`."""
-        if self.is_done or not self.is_listening:
+        if self.is_done or self.stopped or not self.is_listening:
             return ""
         rows = [row for row in self.sites.values() if row.state in ABSENT]
         absent = [(row.name, row.state, row.since) for row in rows]

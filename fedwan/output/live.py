@@ -130,7 +130,7 @@ def _watch_plainly(follower: Follower, is_running: Callable[[], bool], console: 
 
 def _plain_line(board: Board) -> str:
     is_silent = any(row.state == "silent" for row in board.sites.values())
-    parts, total = [board.waiting if is_silent else board.phase], board.total
+    parts, total = [is_silent and board.waiting or board.phase], board.total
     if board.version:
         parts += [
             f"round {board.version}",

@@ -20,6 +20,9 @@ from fedwan.link.base import Signals
 KEPT_SESSIONS = 64
 """Of each site, that are remembered: no network holds a call back for so many of its starts."""
 
+_CUT = 0.6
+"""Of the silence that counts, once a site's stream is broken."""
+
 Verb = Literal["admit", "drain", "eject"]
 """What the operator decides of a site."""
 DECIDED: dict[Verb, str] = {"admit": "admitted", "drain": "drained", "eject": "ejected"}
@@ -43,6 +46,8 @@ class SiteEntry:
     stream that breaks may swallow it."""
     heard_s: float = 0.0
     """Time of its last heartbeat; 0 before its first Join."""
+    is_cut: bool = False
+    """Whether its Control stream broke after that."""
     joined_s: float = 0.0
     """Time at which its present process joined."""
     step: int = 0
@@ -88,7 +93,7 @@ class Registry:
         text = f"another process of {name} has joined in place of this one"
         if session in site.replaced:
             raise SessionLost(text)
-        site.heard_s = now_s
+        site.heard_s, site.is_cut = now_s, False
         site.has_left = site.is_lost = False
         site.is_awaited = True
         self.first = self.first or name
@@ -128,15 +133,15 @@ class Registry:
         site = self.sites.get(name)
         if site is None or site.session != session:
             return False
-        site.heard_s = now_s
+        site.heard_s, site.is_cut = now_s, False
         site.step = max(site.step, step)
         return True
 
-    def drop(self, name: str, session: str, now_s: float) -> None:
+    def drop(self, name: str, session: str) -> None:
         """A session's Control stream broke: if the site lives it redials at once."""
         site = self.sites.get(name)
         if site is not None and site.session == session:
-            site.heard_s = min(site.heard_s, now_s - self._silence_s * 0.6)
+            site.is_cut = True
 
     def live(self, now_s: float) -> list[str]:
         """Sites that have joined, have not left, and were heard lately; in site order."""
@@ -163,22 +168,24 @@ class Registry:
         return lost, returned
 
     def _is_silent(self, site: SiteEntry, now_s: float) -> bool:
-        return now_s - site.heard_s > self._silence_s
+        return now_s - site.heard_s > self._silence_s * (_CUT if site.is_cut else 1.0)
 
     # Membership ----------------------------------------------------------------------------
 
     def state_of(self, name: str, now_s: float, is_awaited: bool, is_sending: bool) -> str:
         """In a word."""
         site = self.sites[name]
-        if site.standing in ("draining", "ejected"):
+        if site.standing != "in":
             return site.standing
         if site.has_left:
             return "left"
+        if not site.session:
+            return "expected"
         if self._is_silent(site, now_s):
-            return "silent" if site.session else "expected"
+            return "silent"
         if is_sending:
             return "contributing"
-        return "training" if is_awaited and site.session else "waiting"
+        return "training" if is_awaited else "waiting"
 
     def refusal(self, name: str) -> FedwanError | None:
         """What a site is told that the operator had leave."""
@@ -206,7 +213,10 @@ class Registry:
     def objection(self, verb: Verb, name: str) -> str:
         """Why a decision cannot be; nothing if it can."""
         if name not in self.sites:
-            return f"site {name!r} is not in this run, which has {', '.join(self.sites)}"
+            return (
+                f"site {name!r} is not in this run, which has {', '.join(self.sites)}; a new one "
+                "is added to `sites` and `site_names` of the stopped run's file, then --resume"
+            )
         standing = self.sites[name].standing
         if verb == "admit":
             return f"{name} is in the run already" if standing == "in" else ""
@@ -234,7 +244,7 @@ class Registry:
                 site.is_awaited = not has_begun
                 site.replaced.append(site.session)
                 site.session = ""
-            site.standing = "in"
+            site.standing, site.has_left = "in", False
         elif verb == "drain":
             site.standing, site.sending = "draining", frozenset(sending)
         else:
@@ -256,7 +266,8 @@ class Registry:
 
         Or was asked, and has not: then it is among `lost`, too.
         """
-        if self.first in ("", *lost) or self.sites[self.first].has_left:
+        first = self.sites.get(self.first)
+        if first is None or first.name in lost or first.has_left or not first.session:
             self.first = next((name for name in self.live(now_s) if name not in lost), "")
             if self.first:
                 self.tell(self.first, wire.CoordinatorSignal.SEND_INITIAL)

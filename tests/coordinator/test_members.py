@@ -116,18 +116,19 @@ def test_status_names_who_is_waited_for(desk: Desk) -> None:
     found = desk.ask("status")
     assert found["waits_for"] == ["s1", "s2", "s3"] and found["versions"] == 10
     assert found["text"].startswith("waiting for s3 (silent since ")
-    assert "goes on when back, or without after `fedwan sites runs/demo drain s3`" in found["text"]
+    way = "goes on when it is here, or without after `fedwan sites runs/demo drain s3`"
+    assert way in found["text"]
     assert [row["state"] for row in found["sites"]] == ["training", "training", "silent"]
 
 
 def test_where_the_last_site_is_silent_draining_it_is_not_advised(desk: Desk) -> None:
-    states = {"s1": "left", "s2": "ejected", "s3": "silent"}
+    states = {"s1": "drained", "s2": "ejected", "s3": "silent"}
     text = waiting_text([("s3", "silent", 0.0)], states, Config())
     assert "drain" not in text
     assert "with another after `fedwan sites runs/demo admit s1`, or with another" in text
     everybody = [(name, "expected", 0.0) for name in states]
     text = waiting_text(everybody, dict.fromkeys(states, "expected"), Config())
-    assert text.endswith("goes on when all are back")
+    assert text.endswith("goes on when all are here")
 
 
 def test_a_contribution_on_its_way_is_merged_and_then_its_site_is_drained(
@@ -194,7 +195,7 @@ def test_the_commands_print_a_table_or_json_and_whether_a_coordinator_runs(
         code, text, _ = fedwan("sites", out, "drain", "s2")
         assert code == 0 and text.startswith("s2 leaves once")
         code, text, _ = fedwan("sites", out, "list")
-        assert code == 0 and text.splitlines()[2].split()[:2] == ["s2", "left"]
+        assert code == 0 and text.splitlines()[2].split()[:2] == ["s2", "drained"]
         code, text, _ = fedwan("status", out, "--json")
         assert code == 0 and json.loads(text)["waits_for"] == ["s1", "s3"]
         desk.bench.hub.fail("s1", "its script failed\nat step 3")

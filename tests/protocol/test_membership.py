@@ -33,6 +33,9 @@ def test_a_site_that_drains_leaves_when_what_it_was_sending_is_here(registry: Re
     assert registry.find("s3", "s3").standing == "in" and registry.awaited() == ["s3"]
     with pytest.raises(SiteDrained, match="left the run in order; .*admit s2"):
         registry.find("s2", "s2")
+    assert registry.state_of("s2", 0.0, True, False) == "drained"
+    registry.decide("admit", "s2", (), True)
+    assert registry.state_of("s2", 0.0, True, False) == "expected"
 
 
 def test_a_site_that_is_admitted_again_is_waited_for_once_it_has_joined(registry: Registry) -> None:
@@ -53,7 +56,7 @@ def test_a_site_that_is_admitted_again_is_waited_for_once_it_has_joined(registry
 
 
 def test_what_cannot_be_decided_is_said_in_one_line(registry: Registry) -> None:
-    assert registry.objection("drain", "s9").endswith("this run, which has s1, s2, s3")
+    assert "this run, which has s1, s2, s3; a new one is" in registry.objection("drain", "s9")
     assert registry.objection("admit", "s1") == "s1 is in the run already"
     registry.decide("eject", "s2", (), True)
     for verb in ("eject", "drain"):

@@ -38,9 +38,9 @@ def test_a_site_is_live_from_its_join_until_it_falls_silent(registry: Registry) 
     assert [registry.notice(11.0) for _ in range(2)] == [([], ["s1"]), ([], [])]
     assert registry.notice(100.0) == (["s1"], []), "who never came is not lost"
     registry.admit("s1", "b", 200.0)
-    registry.drop("s1", "a", 200.0)  # is of the session before
-    registry.drop("s1", "b", 200.0)
-    assert registry.notice(204.1) == (["s1"], []), "a broken stream shortens patience"
+    registry.drop("s1", "a")  # is of the session before
+    registry.drop("s1", "b")
+    assert registry.notice(206.1) == (["s1"], []), "a broken stream shortens patience"
     registry.admit("s1", "c", 300.0)
     registry.sites["s1"].has_left = True
     assert registry.live(300.0) == [] and registry.notice(400.0) == ([], [])
@@ -49,7 +49,7 @@ def test_a_site_is_live_from_its_join_until_it_falls_silent(registry: Registry) 
 def test_old_sessions_are_not_heard(registry: Registry) -> None:
     assert registry.admit("s1", "b", 0.0) and registry.rejoins == 1
     assert not registry.hear("s1", "a", 9, 9.0)
-    registry.drop("s1", "a", 9.0)
+    registry.drop("s1", "a")
     assert registry.live(10.0) == ["s1"] and registry.sites["s1"].step == 0
 
 
@@ -87,7 +87,7 @@ def test_only_the_present_session_attaches(registry: Registry) -> None:
         with pytest.raises(SessionLost, match="has not joined this run"):
             registry.attach(name, "", 0.0)
         assert not registry.hear(name, "x", 1, 0.0)
-        registry.drop(name, "x", 0.0)
+        registry.drop(name, "x")
 
 
 def test_another_site_sends_the_first_weights_where_the_first_to_join_is_lost(
