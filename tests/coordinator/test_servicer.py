@@ -372,6 +372,7 @@ def test_sites_share_a_snapshot_of_the_same_versions(bench: Bench, kind: Any) ->
     assert first.payload is second.payload is not None
     (fragment,) = model.fragments
     model.commit(fragment, {"net/w": torch.ones(1000)}, samples=4)
+    bench.publish(1, payload_of(1.0, bench.layout))
     later = bench.hub.download("s1", request)
     assert later.payload is not first.payload and list(later.header.versions) == [1]
     request.checksum = second.header.checksum  # the other one goes on with what it began
