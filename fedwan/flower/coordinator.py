@@ -92,6 +92,8 @@ def coordinating(
         private_port.listen() as listener,
     ):
         start = Start.begin(config, identity, resume=resume)
+        # A full disk leaves half of the app, which Flower would take for the whole.
+        shutil.rmtree(folder / "apps", ignore_errors=True)
         database = folder / "superlink.db"
         for old in [] if resume else folder.glob(f"{database.name}*"):
             old.unlink()

@@ -28,8 +28,8 @@ import psutil
 
 from fedwan import errors
 from fedwan.config import Config, to_json
-from fedwan.errors import CheckpointError, FedwanError, RunStopped, UserError
-from fedwan.files import replace_text
+from fedwan.errors import CheckpointError, DiskFull, FedwanError, RunStopped, UserError
+from fedwan.files import on_disk, replace_text
 from fedwan.site.assignment import end_with
 
 RUN = "FEDWAN_RUN"
@@ -83,8 +83,15 @@ class Status:
             return None
 
     def write(self, path: Path) -> None:
-        """Put it in place, whole or not at all."""
-        replace_text(path, json.dumps(asdict(self)))
+        """Put it in place, whole or not at all; on a full disk into the place of the one before."""
+        text = json.dumps(asdict(self))
+        try:
+            replace_text(path, text)
+        except DiskFull:
+            if not path.exists():
+                raise
+            with path.open("r+") as file:  # its block is there, and holds the new one
+                file.write(text.ljust(path.stat().st_size))
 
     @property
     def is_gone(self) -> bool:
@@ -191,7 +198,7 @@ def reported(log: Path, status_path: Path) -> Iterator[None]:
     status.write(status_path)
     failure: BaseException | None = None
     try:
-        with _signals_as_errors():
+        with on_disk(status_path.parent), _signals_as_errors():
             yield
     except BaseException as error:
         failure = error
