@@ -116,7 +116,7 @@ def _write_atomically(
 
 def replace_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
     """`write_atomically` of these bytes."""
-    write_atomically(path, lambda file: file.write(data), mode=mode, num_bytes=len(data))
+    write_atomically(path, lambda file: file.write(data), mode=mode)
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -198,7 +198,7 @@ def reported(log: Path, status_path: Path) -> Iterator[None]:
     status.write(status_path)
     failure: BaseException | None = None
     try:
-        with on_disk(status_path.parent), _signals_as_errors():
+        with on_disk(log.parent.parent), _signals_as_errors():
             yield
     except BaseException as error:
         failure = error
