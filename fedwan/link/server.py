@@ -290,7 +290,7 @@ class DataPlane:
             raise PayloadError(
                 f"{len(request.chunks)} chunks asked for where there are {num_chunks}"
             )
-        chunks = self._share(site, request, request.chunks or range(num_chunks), context)
+        chunks = self._share(site, request, list(request.chunks) or range(num_chunks), context)
         with _watched(context) as watched:
             # By itself: the site's other channels begin when it comes, not a chunk later.
             yield Part(header, None)
@@ -350,9 +350,13 @@ def _tolerant(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
     def parse_or_mark(data: bytes) -> Any:
         try:
-            return parse(data)
+            message = parse(data)
         except DecodeError:
             return False
+        found = message.header if isinstance(message, Part) else message
+        if found is not None:
+            found.DiscardUnknownFields()  # nobody bounds them
+        return message
 
     return parse_or_mark
 

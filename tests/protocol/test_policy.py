@@ -40,7 +40,7 @@ def test_a_deadline_never_closes_a_round_below_its_quorum(
 def test_a_first_round_has_no_deadline_and_the_next_ones_a_wide_one() -> None:
     policy = barrier(4, quorum=3, patience_s=60.0, has_deadline=True)
     assert policy.deadline_s([]) == 60.0
-    assert [policy.deadline_s([1.0] * num) for num in (1, 4, 5)] == [4.0, 4.0, 1.15]
+    assert [policy.deadline_s([1.0] * num) for num in (1, 4, 5)] == [4.0, 4.0, 1.5]
 
 
 def test_one_long_round_hardly_moves_the_deadline() -> None:
