@@ -52,7 +52,7 @@ def serve_site(site: SiteFile, *, stop: threading.Event | None = None) -> None:
         closing(_Supervisor(site, forwarder)) as supervisor,
     ):
         forwarder.start(f"https://{site.door}")
-        _log.info("site %s serves front door %s", site.site, site.door)
+        _log.info("site %s dials front door %s", site.site, site.door)
         while not stop.wait(_TICK_S):
             supervisor.look()
 
