@@ -111,7 +111,9 @@ class Forwarder(Relay):
         now_s = time.monotonic()
         silent_s = _AGAIN_S if self._is_there else _REPEAT_S
         if cause != self._said or now_s > self._said_at + silent_s:
-            _log.warning("front door %s is away: %s; trying on", self._door, cause)
+            # Coordinators come and go with their runs.
+            level = logging.INFO if has_met else logging.WARNING
+            _log.log(level, "front door %s is away: %s; trying on", self._door, cause)
             self._said, self._said_at, self._is_there = cause, now_s, False
 
     def _refusal(self, error: BaseException | None) -> IdentityError | None:

@@ -246,7 +246,8 @@ def text_of(error: BaseException | None) -> str:
     while error is not None:
         if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
             return "what listens there speaks no TLS"
-        if isinstance(error, OSError) and error.errno:
+        is_passing = isinstance(error, ssl.SSLWantReadError | ssl.SSLWantWriteError)
+        if isinstance(error, OSError) and error.errno and not is_passing:
             has_own = isinstance(error, ssl.SSLError | socket.gaierror)
             text = str(error.strerror) if has_own else os.strerror(error.errno)
         error = error.__cause__ or error.__context__
