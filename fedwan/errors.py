@@ -8,6 +8,7 @@ from __future__ import annotations
 __all__ = [
     "CheckpointError",
     "ConfigError",
+    "DiskFull",
     "FedwanError",
     "IdentityError",
     "JoinRefused",
@@ -66,6 +67,10 @@ class CheckpointError(WireError):
     """A checkpoint is missing, truncated, or belongs to another run."""
 
     exit_code = 2
+
+
+class DiskFull(FedwanError, OSError):
+    """A disk has no room for what has to be written; trying again helps once there is room."""
 
 
 class LinkLost(FedwanError):

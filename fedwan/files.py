@@ -1,12 +1,68 @@
-"""Files that are replaced whole, so that a crash leaves the old one or the new one."""
+"""Files that are replaced whole, so that a crash leaves the old one or the new one; full disks."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from fedwan.errors import DiskFull
+
+LEAST_BYTES = 4 << 20
+"""Where fewer are free a service does not start: Flower's database alone begins with 2.5 MB."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def disk_full(
+    error: BaseException | None, folder: Path | None = None, num_bytes: int = 0
+) -> DiskFull | None:
+    """What an error tells of a full disk, in a line; None if it tells of anything else.
+
+    `folder` is where it was written to, for errors that name no file; `num_bytes` what was to be
+    written, 0 where nobody knows.
+    """
+    if not isinstance(error, OSError) or error.errno not in _FULL:
+        return None
+    if folder is None and isinstance(error.filename, str):
+        folder = Path(error.filename).parent
+    where, figures = "a disk that was written to", [os.strerror(error.errno)]
+    if folder is not None:
+        where = f"the disk of {folder}"
+        figures.append(f"{_free_bytes(folder) / 1e6:.1f} MB free")
+    if num_bytes:
+        figures.append(f"{num_bytes / 1e6:.1f} MB needed")
+    return DiskFull(
+        f"{where} is full ({', '.join(figures)}); make room there and start again: a run goes on "
+        "from its last checkpoint"
+    )
+
+
+def no_room(folder: Path) -> DiskFull | None:
+    """That the disk of a folder is all but full, if it is."""
+    if _free_bytes(folder) >= LEAST_BYTES:
+        return None
+    return disk_full(OSError(errno.ENOSPC, ""), folder, LEAST_BYTES)
+
+
+def _free_bytes(folder: Path) -> int:
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(there).free
+
+
+@contextmanager
+def on_disk(folder: Path, num_bytes: int = 0) -> Iterator[None]:
+    """While the block writes to a folder: a full disk is a `DiskFull`; see `disk_full`."""
+    try:
+        yield
+    except OSError as error:
+        if full := disk_full(error, folder, num_bytes):
+            raise full from error
+        raise
 
 
 def absolute_path(path: str) -> str:
@@ -19,13 +75,21 @@ def write_atomically(
     write: Callable[[BinaryIO], object],
     previous: Path | None = None,
     mode: int = 0o644,
+    num_bytes: int = 0,
 ) -> None:
     """Have a file written beside `path`, sync it, and rename it over `path`; makes the folder.
 
     It has its mode, less the umask, from the moment that it exists, and is on disk under its name
     when this returns. What was there is kept as `previous`, if given; `path` itself is never
-    missing meanwhile.
+    missing meanwhile. A `DiskFull` tells that `num_bytes` are needed, if they are known.
     """
+    with on_disk(path.parent, num_bytes):
+        _write_atomically(path, write, previous, mode)
+
+
+def _write_atomically(
+    path: Path, write: Callable[[BinaryIO], object], previous: Path | None, mode: int
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)

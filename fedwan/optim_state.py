@@ -77,6 +77,11 @@ class NamedOptimizers:
         flat: State = {}
         for key, optimizer in self.optimizers.items():
             for param in _held(optimizer):
+                if param not in self._names:
+                    raise UserError(
+                        f"optimizers[{key!r}] was given a parameter of shape {tuple(param.shape)} "
+                        "after fedwan.join that is in none of the networks; give it before"
+                    )
                 for field, value in optimizer.state.get(param, {}).items():
                     if isinstance(value, Tensor):
                         flat[f"{key}:{field}|{self._names[param]}"] = value
@@ -86,6 +91,13 @@ class NamedOptimizers:
                             "which no checkpoint of a site keeps; use an optimiser whose state is "
                             "made of tensors and numbers"
                         )
+            for part in optimizer.state:
+                if not isinstance(part, Tensor):
+                    raise UserError(
+                        f"optimizers[{key!r}] keeps {part!r} beside the state of its parameters, "
+                        "which no checkpoint of a site keeps; use one that keeps it in a "
+                        "parameter's state, or in its param_groups"
+                    )
         return flat
 
     def load(self, flat: Mapping[str, Tensor], *, is_whole: bool = True) -> None:
@@ -104,7 +116,7 @@ class NamedOptimizers:
             # A copy: an optimiser writes to it, and what it came from must not change.
             value = value.detach().clone()
             if field != "step":
-                value = _placed(value, param, is_whole)
+                value = placed(value, param, is_whole)
             elif param in beside[key]:
                 value = value.to(param.device)
             self.optimizers[key].state[param][field] = value
@@ -130,6 +142,11 @@ class NamedOptimizers:
         """Put back what `groups` gave; moments were loaded before."""
         for key, (*saved, numbers) in groups.items():
             optimizer = self.optimizers[key]
+            if len(saved) != len(optimizer.param_groups):
+                raise CheckpointError(
+                    f"optimizers[{key!r}] had {len(saved)} groups of parameters in the checkpoint "
+                    f"and has {len(optimizer.param_groups)}; add groups before fedwan.join"
+                )
             for group, values in zip(optimizer.param_groups, saved, strict=True):
                 group.update(values)
             for name, values in numbers.items():
@@ -158,8 +175,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float)
 
 
-def _placed(value: Tensor, param: Tensor, is_whole: bool) -> Tensor:
-    """A moment on its parameter's device, and cut as that is."""
+def placed(value: Tensor, param: Tensor, is_whole: bool) -> Tensor:
+    """A moment or a gradient on its parameter's device, and cut as that is."""
     value = value.to(param.device)
     if not is_cut(param) or value.shape != (param.shape if is_whole else local(param).shape):
         return value

@@ -270,7 +270,7 @@ def write_tensors(
         file.seek(0)
         file.write(_header(rows, said, checksums))
 
-    write_atomically(path, write, previous)
+    write_atomically(path, write, previous, num_bytes=end)
 
 
 _NO_CHECKSUM = "0" * 16

@@ -73,11 +73,12 @@ class ControlVariates(SiteHook):
         super().__init__()
         self._replica, self._momentum = replica, momentum
         names = [name for name, spec in replica.layout.items() if spec.role is Role.PARAMETER]
-        live = {name: local(replica.live[name]) for name in names}
+        # The parameters themselves: what they hold may be replaced (`Replica.follow`).
+        live = {name: local(replica.inner.params[name]) for name in names}
         pushed = [name for name in names if momentum[network_of(name)]]
-        self.variates = {name: torch.zeros_like(value) for name, value in live.items()}
+        self.variates = {name: torch.zeros_like(value.detach()) for name, value in live.items()}
         """By parameter, e."""
-        self.pushes = {name: torch.zeros_like(live[name]) for name in pushed}
+        self.pushes = {name: torch.zeros_like(self.variates[name]) for name in pushed}
         """By parameter, c."""
         self._starts = {name: local(replica.base[name]).clone() for name in pushed}
         """By parameter, g: the global weights that this site's steps began at."""

@@ -23,8 +23,10 @@ from fedwan.cli.arguments import (
     option,
     write_option,
 )
+from fedwan.cli.members import way_on
 from fedwan.config import LinkConfig, load
-from fedwan.errors import ConfigError
+from fedwan.coordinator.control import ask
+from fedwan.errors import ConfigError, UserError
 from fedwan.names import nearest
 from fedwan.output.units import sites_text
 
@@ -76,7 +78,7 @@ def run(
     from fedwan.output.board import read_run
 
     board, records = read_run(run_dir)
-    findings = list(diagnose(records))
+    findings = [*diagnose(records), *_absence(run_dir, board)]
     found = json.dumps([finding._asdict() for finding in findings], indent=2)
     write_option(json_path, f"{found}\n")
     typer.echo(f"{run_dir}: {_headline(board)}\n")
@@ -88,6 +90,25 @@ def run(
         typer.echo("\n".join(_text(finding)))
     if strict and (warnings or not board.version):
         raise typer.Exit(1)
+
+
+def _absence(run_dir: Path, board: Board) -> Iterator[Finding]:
+    """For whom the run waits, or that it has no coordinator: no round tells of it."""
+    from fedwan.doctor.diagnosis import Finding
+
+    if board.is_done or board.stopped or not board.is_listening:
+        return
+    why, mend = "", ""
+    try:
+        if ask(run_dir, {"ask": "status"}) is None:
+            why, mend = "no coordinator runs", way_on(run_dir)
+    except UserError as error:
+        why, mend = "its coordinator does not answer", str(error)
+    if why:
+        yield Finding("stopped", None, None, board.version, why, mend)
+    elif board.waiting:
+        why, _, mend = board.waiting.partition("; ")
+        yield Finding("waiting", None, None, board.version, why, mend)
 
 
 def _headline(board: Board) -> str:

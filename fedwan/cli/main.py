@@ -12,6 +12,7 @@ import typer
 from fedwan import __version__
 from fedwan.cli import config, doctor, members, pki, plan, results, run
 from fedwan.errors import ConfigError, FedwanError, UserError
+from fedwan.files import disk_full
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
@@ -52,7 +53,7 @@ def _options(
 
 
 _OF_A_PATH = (PermissionError, FileNotFoundError, FileExistsError, IsADirectoryError)
-"""Whoever named the path can mend it; a full disk passes, and services are started again."""
+"""Whoever named the path can mend it."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -66,8 +67,10 @@ def _exit_code(words: list[str]) -> int:
     except FedwanError as error:
         lines = str(error).splitlines() if isinstance(error, ConfigError) else [str(error)]
         return _say(error.exit_code, *lines)
-    except _OF_A_PATH as error:
-        if error.filename is None:
+    except OSError as error:
+        if full := disk_full(error):
+            return _say(full.exit_code, str(full))
+        if not isinstance(error, _OF_A_PATH) or error.filename is None:
             raise
         return _say(UserError.exit_code, f"{error.filename}: {error.strerror}")
     except click.exceptions.NoArgsIsHelpError as error:

@@ -56,7 +56,7 @@ def sites(
         )
     found = ask(run, {"ask": "status"} if action == "list" else {"ask": action, "site": site})
     if found is None:
-        raise ConfigError(f"no coordinator runs for {run}; {_mend(run)}")
+        raise ConfigError(f"no coordinator runs for {run}; {way_on(run)}")
     if action == "list":
         found = {"sites": found["sites"]}
     if as_json:
@@ -84,13 +84,14 @@ def _of_files(run: Path) -> dict[str, Any]:
     from fedwan.output.board import read_run
 
     board, _ = read_run(run)
-    h, text = max(1, board.config.h), f"no coordinator runs for {run}; {_mend(run)}"
+    h, text = max(1, board.config.h), f"no coordinator runs for {run}; {way_on(run)}"
     text = f"stopped: {board.stopped}\n{text}" if board.stopped else text
     versions = {"version": board.step // h, "versions": board.config.steps // h}
     return {"is_running": False, **versions, "text": text, "waits_for": [], "sites": []}
 
 
-def _mend(run: Path) -> str:
+def way_on(run: Path) -> str:
+    """With a run that no coordinator runs for."""
     if (run / "summary.json").exists():
         return "the run is done"
     if not holds_run(run):

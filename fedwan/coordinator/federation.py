@@ -189,14 +189,18 @@ class Federation:
         return lost
 
     def fail(self, site: str, text: str) -> None:
-        """A site's service says how its training has failed: told once the site is silent."""
+        """A site's service says how its training has failed: told once the site is silent.
+
+        Or at once, of one that is not in this run.
+        """
         with self.changed:
-            if site not in self.registry.sites:
-                return
-            self.shut_out[site] = text = shown(text, LONGEST_FAILURE)
-            entry = self.registry.sites[site]
-            is_known = entry.is_lost or not entry.session
-        if is_known:
+            entry = self.registry.sites.get(site)
+            if entry is not None:
+                self.shut_out[site] = text = shown(text, LONGEST_FAILURE)
+            is_gone = entry is not None and (entry.is_lost or not entry.session)
+        if entry is None:
+            self._refuse("", text)
+        elif is_gone:
             self.event("failed", site, f"{site}: {text}")
 
     def await_farewells(self, patience_s: float) -> None:
@@ -273,4 +277,4 @@ class Federation:
             self.rejected += 1
             told = self._refusals[site].tell(shown(text, LONGEST_FAILURE), time.monotonic())
         if told:
-            self.event("rejected", site, told)
+            self.event("rejected", site or None, told)

@@ -291,6 +291,7 @@ class Loader:
             "stream": torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8),
             "taken": torch.tensor(self._taken, device="cpu"),
             "workers": torch.tensor(self._workers, device="cpu"),
+            "generator": self._generator.get_state(),
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -308,6 +309,7 @@ class Loader:
                 )
             written = io.BytesIO(state["stream"].numpy().tobytes())
             self._loader.load_state_dict(torch.load(written, weights_only=True))
+            self._generator.set_state(state["generator"])
         self._taken = int(state["taken"])
 
     def close(self) -> None:
@@ -352,7 +354,7 @@ def _seeded(seed: int) -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()
     with lent_generators():
         try:
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # the CPU's alone
             random.seed(seed)
             np.random.seed(seed % (1 << 32))
             yield

@@ -86,7 +86,9 @@ class Doctor:
 def diagnose(records: Iterable[Record]) -> Iterator[Finding]:
     """Findings of a run from its records, in the order in which they were told."""
     doctor = Doctor()
-    refused: set[str] = set()
+    told: set[str] = set()
+    at_door: dict[str, Finding] = {}
+    here: set[str] = set()
     stopped, version = "", 0
     for round_, group in groupby(records, key=_round_of):
         if round_ is not None:
@@ -98,10 +100,19 @@ def diagnose(records: Iterable[Record]) -> Iterator[Finding]:
                 continue
             if event.event in ("stopped", "listening"):
                 stopped = event.text if event.event == "stopped" else ""
-            if event.site and event.site not in refused:
-                if finding := _of_event(event, version):
-                    refused.add(event.site)
-                    yield finding
+                here.clear()
+            if event.event in ("join", "rejoin", "back"):
+                here.add(event.site or "")
+                at_door.pop(event.site or "", None)
+            elif event.event == "lost":
+                here.discard(event.site or "")
+            if event.site and event.site not in told and (found := _of_event(event, version)):
+                if event.event == "rejected" and event.site not in here:
+                    at_door[event.site] = found  # of no interest once the site is let in
+                else:
+                    told.add(event.site)
+                    yield found
+    yield from at_door.values()
     if stopped == STOPPED:
         mend = "--resume goes on with it"
         yield Finding("stopped", None, None, version, stopped, mend, is_warning=False)

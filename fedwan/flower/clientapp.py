@@ -16,7 +16,8 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedwan.config import from_json
-from fedwan.errors import FedwanError, UserError
+from fedwan.errors import DiskFull, FedwanError, UserError
+from fedwan.files import no_room
 from fedwan.flower.processes import Service, last_line
 from fedwan.flower.serverapp import RECORD
 from fedwan.flower.site_file import SiteFile, assignment_path, find_command, given_site
@@ -88,6 +89,8 @@ def train(
             return
         if outcome and outcome.is_own:
             error = outcome.exception()
+        elif full := no_room(Path(site.dir)):  # not even for how it ended
+            error = full
         elif outcome:
             error = UserError(f"{outcome.failure} (exit status {code}, log {_log_of(site)})")
         else:
@@ -96,6 +99,7 @@ def train(
             )
         reached = (version, outcome.step if outcome else 0)
         is_final = outcome.is_own if outcome else code >= 0 and not has_joined
+        is_final &= not isinstance(error, DiskFull)  # it may have room by now
         if is_final or reached <= failed_at:
             raise error
         failed_at = reached

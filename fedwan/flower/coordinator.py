@@ -93,6 +93,8 @@ def coordinating(
     ):
         start = Start.begin(config, identity, resume=resume)
         Status.of().write(service_file(out))
+        # A full disk leaves half of the app, which Flower would take for the whole.
+        shutil.rmtree(folder / "apps", ignore_errors=True)
         database = folder / "superlink.db"
         for old in [] if resume else folder.glob(f"{database.name}*"):
             old.unlink()

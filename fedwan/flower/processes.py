@@ -30,6 +30,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from fedwan.errors import ConfigError, FedwanError
+from fedwan.files import disk_full, no_room, on_disk
 
 _STARTER = Path(__file__).with_name("die_with_parent.py")
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
@@ -171,7 +172,7 @@ def only_one(folder: Path, key: str) -> Iterator[None]:
             f"{key} {folder} is in use by another service; stop that one or set another {key}"
         ) from None
     except OSError as error:
-        raise ConfigError(
+        raise disk_full(error, folder) or ConfigError(
             f"{key} {folder} cannot be written: {error.strerror}; give a folder of this user's"
         ) from error
     try:
@@ -190,6 +191,8 @@ def log_to(path: Path, *, echo: bool) -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.INFO)
     for handler in handlers:
+        # On a full disk it would print a traceback for each line.
+        handler.handleError = lambda record: None  # type: ignore[method-assign]
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logger.addHandler(handler)
     try:
@@ -198,7 +201,8 @@ def log_to(path: Path, *, echo: bool) -> Iterator[None]:
         logger.setLevel(level)
         for handler in handlers:
             logger.removeHandler(handler)
-            handler.close()
+            with suppress(OSError):  # a full disk again
+                handler.close()
 
 
 @contextmanager
@@ -207,13 +211,25 @@ def serving(
 ) -> Iterator[None]:
     """Around a service's work: its folder is its own, it logs there, and it can be stopped.
 
-    What it and its children make, no other user of the machine can read.
+    What it and its children make, no other user of the machine can read. A `DiskFull` if the folder
+    has no room, or has none left when something has failed that does not say why.
     """
     mask = os.umask(0o077)
     _raise_descriptors()
     try:
-        with only_one(folder, key), log_to(folder / "logs" / log, echo=echo), stop_on_sigterm(stop):
+        with (
+            on_disk(folder),
+            only_one(folder, key),
+            log_to(folder / "logs" / log, echo=echo),
+            stop_on_sigterm(stop),
+        ):
+            if full := no_room(folder):
+                raise full
             yield
+    except FedwanError as error:
+        if type(error) is FedwanError and (full := no_room(folder)):
+            raise full from error
+        raise
     finally:
         os.umask(mask)
 

@@ -15,7 +15,8 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from fedwan.errors import IdentityError
+from fedwan.errors import DiskFull, FedwanError, IdentityError
+from fedwan.files import no_room
 from fedwan.flower import private_port, processes
 from fedwan.flower.forwarder import Forwarder
 from fedwan.flower.private_port import HOST
@@ -38,6 +39,7 @@ def serve_site(site: SiteFile, *, stop: threading.Event | None = None) -> None:
 
     Raises:
         UserError: a setting or a certificate is wrong, or the coordinator refused this site.
+        DiskFull: there is no room in the site's folder.
     """
     stop = stop or threading.Event()
     identity = Identity.load(Path(site.identity), role="site")
@@ -86,10 +88,21 @@ class _Supervisor:
                 self._node = self._start()
         elif (reason := self._why_restart(self._node, status)) is not None:
             self._restart(self._node, *reason)
-        elif status and status.is_gone and (status.outcome == "refused" or status.is_out):
+        elif (error := self._final(status)) is not None:
             self._refused_at = self._refused_at or now
             if now - self._refused_at > _REFUSAL_S:
-                raise status.exception(self._log)
+                raise error
+        else:
+            self._refused_at = None
+
+    def _final(self, status: Status | None) -> FedwanError | None:
+        """What somebody has to mend before another ticket is of use."""
+        if status is None:  # there may have been no room for one
+            return no_room(Path(self._site.dir))
+        is_full = status.error == DiskFull.__name__
+        if status.is_gone and (status.outcome == "refused" or status.is_out or is_full):
+            return status.exception(self._log)
+        return None
 
     def _tell(self, status: Status) -> None:
         """Log what is new of the run that this site takes part in."""

@@ -15,6 +15,7 @@ from fedwan._config_tree import check_address, overlay, parse_words, read_yaml
 from fedwan.app import app_folders
 from fedwan.config import COMMAND, SITE, Config
 from fedwan.errors import ConfigError
+from fedwan.files import replace_text
 from fedwan.site.assignment import meeting_folder
 
 VARIABLE = "FEDWAN_SITE"
@@ -56,8 +57,7 @@ class SiteFile:
 
     def write(self, path: Path) -> None:
         """Pass the values on to another process of this machine; JSON is YAML, too."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self)).replace("${", "\\\\${"))
+        replace_text(path, json.dumps(asdict(self)).replace("${", "\\\\${"))
 
 
 def load_site(path: Path, words: Sequence[str] = ()) -> SiteFile:

@@ -28,8 +28,16 @@ import psutil
 
 from fedwan import errors
 from fedwan.config import Config, to_json
-from fedwan.errors import STOPPED, CheckpointError, FedwanError, RunStopped, SiteDrained, UserError
-from fedwan.files import replace_text
+from fedwan.errors import (
+    STOPPED,
+    CheckpointError,
+    DiskFull,
+    FedwanError,
+    RunStopped,
+    SiteDrained,
+    UserError,
+)
+from fedwan.files import on_disk, replace_text
 from fedwan.site.assignment import end_with
 
 RUN = "FEDWAN_RUN"
@@ -90,8 +98,15 @@ class Status:
             return None
 
     def write(self, path: Path) -> None:
-        """Put it in place, whole or not at all."""
-        replace_text(path, json.dumps(asdict(self)))
+        """Put it in place, whole or not at all; on a full disk into the place of the one before."""
+        text = json.dumps(asdict(self))
+        try:
+            replace_text(path, text)
+        except DiskFull:
+            if not path.exists():
+                raise
+            with path.open("r+") as file:  # its block is there, and holds the new one
+                file.write(text.ljust(path.stat().st_size))
 
     @property
     def is_gone(self) -> bool:
@@ -207,12 +222,12 @@ def reported(
         nonlocal status
         if (told := replace(status, run=run, text=text)) != status:
             status = told
-            with contextlib.suppress(OSError):  # the disk is full: training goes on
+            with contextlib.suppress(OSError, DiskFull):  # training goes on
                 status.write(status_path)
 
     failure, asked = None, threading.Event()
     try:
-        with _signals_as_errors(service, asked):
+        with on_disk(log.parent.parent), _signals_as_errors(service, asked):
             yield tell
     except BaseException as error:
         failure = error

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedwan.codecs.payload import Bytes
 from fedwan.errors import FedwanError, PayloadError
+from fedwan.files import on_disk
 from fedwan.link import wire_pb2 as wire
 
 H = TypeVar("H", wire.UploadHeader, wire.DownloadHeader)
@@ -64,7 +65,7 @@ class FileBuffer:
     """A payload in a file that has no name, so that no crash leaves it behind.
 
     The page cache holds it while it is fresh; it does not count towards the process's memory. The
-    first write reserves the space, all of it: an `OSError` where the disk is full.
+    first write reserves the space, all of it: a `DiskFull` where there is not enough.
     """
 
     def __init__(self, num_bytes: int, folder: Path) -> None:
@@ -78,10 +79,11 @@ class FileBuffer:
     def _make(self) -> _Descriptor | None:
         with self._making:
             if self._file is None and not self._is_closed:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                with tempfile.TemporaryFile(dir=self._folder, buffering=0) as file:
-                    made = _Descriptor(os.dup(file.fileno()))
-                os.posix_fallocate(made.number, 0, max(1, self.num_bytes))
+                with on_disk(self._folder, self.num_bytes):
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                    with tempfile.TemporaryFile(dir=self._folder, buffering=0) as file:
+                        made = _Descriptor(os.dup(file.fileno()))
+                    os.posix_fallocate(made.number, 0, max(1, self.num_bytes))
                 self._file = made
             return self._file
 

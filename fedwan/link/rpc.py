@@ -22,6 +22,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from fedwan.errors import (
+    DiskFull,
     FedwanError,
     IdentityError,
     LinkLost,
@@ -283,6 +284,8 @@ def code_of(error: FedwanError) -> grpc.StatusCode:
     """The status that tells a site of an error."""
     if isinstance(error, PayloadError):
         return Code.INVALID_ARGUMENT
+    if isinstance(error, DiskFull):
+        return Code.RESOURCE_EXHAUSTED
     codes = (code for code, kind in FINAL.items() if isinstance(error, kind))
     return next(codes, Code.FAILED_PRECONDITION)
 

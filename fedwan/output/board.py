@@ -160,7 +160,7 @@ class Board:
             self.is_listening, self.stopped = True, ""
             for row in self.sites.values():
                 row.since = record.t
-                if row.state == "admitted":
+                if row.state not in _GONE:
                     row.state = "expected"
         if record.event == "stopped":
             self.stopped = record.text

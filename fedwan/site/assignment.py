@@ -22,6 +22,7 @@ import psutil
 
 from fedwan import errors
 from fedwan.errors import FedwanError, UserError
+from fedwan.files import disk_full
 
 VARIABLE = "FEDWAN_ASSIGNMENT"
 """Environment variable with the path of the file."""
@@ -118,6 +119,7 @@ class Outcome:
         has_failed = isinstance(error, Exception) or (isinstance(error, SystemExit) and error.code)
         if not text or (error is not None and not has_failed):
             return  # a signal: whoever sent it knows
+        error = disk_full(error) or error
         path, said = _outcome_path(Path(text)), " ".join(str(error or "").split())[:LONGEST_TEXT]
         word = cls("" if error is None else type(error).__name__, said, step)
         draft = path.with_suffix(f".{os.getpid()}.tmp")

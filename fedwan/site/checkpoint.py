@@ -348,13 +348,14 @@ def pack(what: str, value: object) -> Tensor:
         torch.save(value, buffer)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UserError(f"{what} cannot be kept in a checkpoint: {error}") from None
-    foreign = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(buffer.getvalue()))
+    buffer.seek(0)
+    foreign = torch.serialization.get_unsafe_globals_in_checkpoint(buffer)
     if foreign:
         raise UserError(
             f"{what}.state_dict() holds {', '.join(sorted(foreign))}, which a checkpoint does not "
             "keep; have it return tensors, numbers, text, lists and dicts alone"
         )
-    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+    return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
 
 
 def unpack(what: str, packed: Tensor) -> Any:

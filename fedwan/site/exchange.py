@@ -118,6 +118,11 @@ class Exchange:
         self._encoder = background_threads(1, "encode")
 
     @property
+    def is_reduced(self) -> bool:
+        """Whether gradients of the present step have been exchanged."""
+        return self._is_reduced
+
+    @property
     def expected_step(self) -> int:
         """Where this site will stand once all that is in flight has landed."""
         held = enumerate(self._place.versions)
@@ -137,6 +142,11 @@ class Exchange:
         """Called inside the step that leads to `step`, once all gradients are complete."""
         if not self._place.has_gradients:
             return
+        if self._is_reduced:
+            raise UserError(
+                "site.reduce() was called twice in one step; call it once, after the backward "
+                "passes of all networks and before their optimisers step"
+            )
         self._is_reduced, self._has_moved = True, self._place.keeps_pace
         with self._meter.waiting():
             self._reduced_step = self._exchange(self._place.fragments, [], step)

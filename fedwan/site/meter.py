@@ -62,10 +62,17 @@ class Meter:
         finally:
             self._aside_s += self._clock() - began
 
-    def begin_step(self, samples: int) -> None:
-        """A step begins; it counts from here, since its gradients may leave before it ends."""
-        self.total = Work(self.total.steps + 1, self.total.samples + samples)
+    def note_step_begins(self) -> None:
+        """The next step's time counts from here."""
         self._step_began = (self._clock(), self._wait_s + self._aside_s)
+
+    def begin_step(self, samples: int) -> None:
+        """A step counts from here on, since its gradients may leave before it ends."""
+        self.total = Work(self.total.steps + 1, self.total.samples + samples)
+
+    def drop_step(self, samples: int) -> None:
+        """The step that has begun is not taken."""
+        self.total = Work(self.total.steps - 1, self.total.samples - samples)
 
     def end_step(self) -> None:
         """It is over: its time, less what was spent waiting or aside in it, was computing."""

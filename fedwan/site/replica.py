@@ -22,7 +22,7 @@ from fedwan.codecs.payload import Source
 from fedwan.config import InnerConfig
 from fedwan.errors import UserError
 from fedwan.fragments import Fragment
-from fedwan.optim_state import NamedOptimizers
+from fedwan.optim_state import NamedOptimizers, placed
 from fedwan.site.group import Group, is_cut, local, piece_like, reshard, whole
 from fedwan.state import (
     Layout,
@@ -66,6 +66,7 @@ class Replica:
         names = {network_of(name) for name in held}
         self.trained = {n: m for n, m in networks.items() if n in names}
         frozen = {n: m for n, m in networks.items() if n not in names}
+        self._networks = list(networks.values())
         home = staying_home(self.trained, held, exclude or {})
         self.live: State = state_of(self.trained, home)
         stays = {n: t.detach() for n, t in _named(self.trained) if n not in self.live}
@@ -98,6 +99,17 @@ class Replica:
             for own in (self.live, self.local, self._still):
                 if name in own and own[name].data_ptr() != tensor.data_ptr():
                     own[name] = tensor.detach()
+            if name in self.live and tensor.shape != self.layout[name].shape:
+                raise UserError(
+                    f"{name!r} had the shape {tuple(self.layout[name].shape)} when training began "
+                    f"and has {tuple(tensor.shape)} now; register a buffer that grows with "
+                    "persistent=False"
+                )
+            if isinstance(tensor, nn.Parameter) and name not in self.inner.params:
+                raise UserError(
+                    f"parameter {name!r} was added after fedwan.join, and would never be merged; "
+                    "add it before"
+                )
             if isinstance(tensor, nn.Parameter) and self.inner.params[name] is not tensor:
                 raise UserError(
                     f"parameter {name!r} was replaced by another object, which no optimiser steps; "
@@ -154,7 +166,10 @@ class Replica:
         if not self._is_parameter(name):
             return self.live[name]
         param = self.inner.params[name]
-        return torch.zeros_like(param).detach() if param.grad is None else param.grad.detach()
+        if param.grad is None:
+            return torch.zeros_like(param).detach()
+        grad = param.grad.detach()
+        return grad.to_dense() if grad.is_sparse else grad
 
     def delta(self, fragment: Fragment) -> Mapping[str, Tensor]:
         """Δ = global - local for parameters, local values for the rest; made when taken.
@@ -180,7 +195,7 @@ class Replica:
         for name in names:
             value = whole(make(name))
             if self.group.rank == 0:
-                taken[name] = value
+                taken[name] = value.cpu()  # a GPU may not have room for all of them
         return taken
 
     def take_delta(self, fragment: Fragment, room: State) -> State:
@@ -256,12 +271,9 @@ class Replica:
                 local(self.live[name]).copy_(piece_like(value, self.live[name]))
                 continue
             param = self.inner.params[name]
-            # A clone: clipping writes to it, and what it came from must not change.
-            value = piece_like(value.detach().clone(), param).to(param.device, param.dtype)
-            if is_cut(param) and param.grad is not None:
-                local(param.grad).copy_(value)
-            else:
-                param.grad = value
+            # A clone: clipping writes to it, and what it came from must not change. A new tensor:
+            # the old one may lie otherwise than its parameter, as sums that are still to be taken.
+            param.grad = placed(value.detach().clone().to(param.dtype), param, is_whole=True)
 
     def load_base(self, weights: State | None) -> None:
         """Set the global weights and leave the local ones."""
@@ -297,7 +309,10 @@ class Replica:
         """Put back what `pieces` gave; what is the site's own always, the rest if asked to."""
         present = self.pieces()
         for name, value in pieces.items():
-            if with_model or name.startswith(_OWN):
+            is_own = name.startswith(_OWN)
+            if is_own and present[name].shape != value.shape:
+                continue  # a cache that grows as it is used
+            if with_model or is_own:
                 present[name].copy_(value)
 
     def global_sha256(self, *, of_steps: bool = False) -> str:
@@ -335,7 +350,7 @@ class Replica:
             for name in self.group.lead(lambda: [n for n in weights or {} if not is_moment(n)]):
                 local(self.live[name]).copy_(self.piece(name, (weights or {}).get(name)))
             self._refresh()
-            with evaluating(self.trained.values()):
+            with evaluating(self._networks):
                 yield
         finally:
             for present, value in kept:

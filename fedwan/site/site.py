@@ -155,34 +155,46 @@ class Site:
         """
         try:
             self.step = self._join()
+            self.meter.note_step_begins()
         except BaseException as error:
             self._close(error)
             raise
         return self
 
     def __iter__(self) -> Iterator[int]:
-        """Steps of the run, counted from 0; leaving the loop's body ends a step.
+        """Steps of the run, counted from 0; the end of the loop's body ends a step.
 
-        A `RunStopped` if the run is ended before its last step.
+        One that was broken off, or never taken, as where `zip` has no more data, does not count.
+
+        Raises:
+            RunStopped: the run is ended before its last step.
         """
+        if self._is_inside and self._exchange.is_reduced:
+            self.after_step()  # it is part of the run already
+        elif self._is_inside:
+            self._is_inside = False
+            self.meter.drop_step(self.config.data.batch)
         while True:
-            if self._is_inside:
-                self.after_step()
             self._listen()
             if self.is_done:
                 return
+            self.meter.note_step_begins()
             self._begin_step()
             yield self.step
+            if self._is_inside:
+                self.after_step()
 
     def _begin_step(self) -> None:
-        self._is_inside = True
-        self.meter.begin_step(self.config.data.batch)
+        if not self._is_inside:
+            self._is_inside = True
+            self.meter.begin_step(self.config.data.batch)
 
     def reduce(self) -> None:
         """Exchange gradients, if the strategy does: to be called before optimisers step.
 
         To follow the backward passes of all networks. Other strategies do nothing here.
         """
+        self._begin_step()
         self._exchange.reduce(self.step + 1)
 
     def log(self, **losses: Tensor | float) -> None:
@@ -190,22 +202,30 @@ class Site:
 
         Tensors stay where they are, so that no GPU is waited for.
         """
-        self.meter.add_losses({name: torch.as_tensor(v).detach() for name, v in losses.items()})
+        values = {name: torch.as_tensor(value).detach() for name, value in losses.items()}
+        for name, value in values.items():
+            if value.numel() != 1:
+                raise UserError(
+                    f"site.log({name}=...) got a tensor of shape {tuple(value.shape)}; give one "
+                    "number, such as its mean()"
+                )
+        # Copies, in a type whose sum stays exact: the script's own may be written to.
+        copies = {n: v.reshape(()).to(torch.float32, copy=True) for n, v in values.items()}
+        self.meter.add_losses(copies)
 
     def after_step(self) -> None:
         """A step is complete: exchange what is due. The iterator calls it.
 
         For a loop that is not one's own: call it once after each step, and stop when `is_done`.
         """
-        if not self._is_inside:
-            self._listen()
-            self._begin_step()
+        self._begin_step()
         self._is_inside = False
         self.meter.end_step()
         step = self.step + 1
         if self._link is not None:
             self._link.heartbeat(step)
         self.step = self._exchange.after_step(step)
+        self.meter.note_step_begins()
 
     @property
     def is_done(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fedwan.cli import doctor
 from fedwan.link import client, measure, tls
 from fedwan.link.server import DataPlane
 from tests.cli.conftest import Command
@@ -187,3 +188,21 @@ def test_help_names_both_uses(fedwan: Command) -> None:
     for words in ((), ("--help",)):
         code, text, _ = fedwan("doctor", *words)
         assert code == 0 and "RUN_DIR" in text and "link" in text
+
+
+def test_a_run_that_waits_has_something_to_mend(
+    tmp_path: Path, fedwan: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, path = make_run(tmp_path), tmp_path / "metrics.jsonl"
+    rows = [
+        {"kind": "event", "t": 9.0, "event": event, "site": site, "text": ""}
+        for event, site in [("listening", None), ("join", "s1"), ("join", "s2"), ("join", "s4")]
+    ]
+    path.write_text(path.read_text() + "".join(json.dumps(row) + "\n" for row in rows))
+    code, text, _ = fedwan("doctor", folder, "--strict")
+    assert code == 1 and "why   no coordinator runs" in text
+    monkeypatch.setattr(doctor, "ask", lambda *_: {"text": "as the files say, too"})
+    code, text, _ = fedwan("doctor", folder, "--strict")
+    assert code == 1 and "round 6, all sites, all networks: waiting\n" in text
+    assert "why   waiting for s3 (not here yet since" in text and "sites" in text
+    assert "mend  goes on when it is here" in text and "nothing to mend" not in text

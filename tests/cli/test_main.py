@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -102,6 +105,12 @@ def test_a_damaged_byte_is_shown_as_one_and_what_cannot_be_read_is_named(
     [
         (LinkLost("a.b:1 is gone; call again"), 1, "fedwan: a.b:1 is gone; call again\n"),
         (KeyboardInterrupt(), 130, "fedwan: stopped by Ctrl-C\n"),
+        (
+            OSError(errno.EDQUOT, "", "/x/y/z"),
+            1,
+            "fedwan: the disk of /x/y is full (Disk quota exceeded, 5.0 MB free); make room there "
+            "and start again: a run goes on from its last checkpoint\n",
+        ),
     ],
 )
 def test_what_is_not_the_users_mistake_has_an_exit_code_of_its_own(
@@ -115,6 +124,7 @@ def test_what_is_not_the_users_mistake_has_an_exit_code_of_its_own(
         raise error
 
     monkeypatch.setattr(main_module, "app", app)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5_000_000))
     assert fedwan() == (code, "", says)
 
 

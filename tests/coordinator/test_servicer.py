@@ -372,6 +372,7 @@ def test_sites_share_a_snapshot_of_the_same_versions(bench: Bench, kind: Any) ->
     assert first.payload is second.payload is not None
     (fragment,) = model.fragments
     model.commit(fragment, {"net/w": torch.ones(1000)}, samples=4)
+    bench.publish(1, payload_of(1.0, bench.layout))
     later = bench.hub.download("s1", request)
     assert later.payload is not first.payload and list(later.header.versions) == [1]
     request.checksum = second.header.checksum  # the other one goes on with what it began
@@ -410,7 +411,10 @@ def test_how_a_site_failed_is_told_once_it_is_silent_or_at_once_if_nobody_else_t
     del bench.events[:]
     for site in ("s1", "s3", "stranger"):
         bench.hub.fail(site, f"no GPU\x1b at {site}")
-    assert bench.events == [("failed", "s3", "s3: no GPU? at s3")]
+    assert bench.events == [
+        ("failed", "s3", "s3: no GPU? at s3"),
+        ("rejected", None, "no GPU? at stranger"),
+    ]
     bench.registry.sites["s1"].heard_s = bench.registry.sites["s2"].heard_s = -100.0
     bench.hub.notice()
     told = {site: text for event, site, text in bench.events[1:] if event == "lost"}

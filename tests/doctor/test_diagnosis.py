@@ -50,13 +50,24 @@ def test_norms_are_compared_within_a_fragment() -> None:
 
 def test_what_the_gate_refused_and_weights_that_differ_are_told_once_a_site() -> None:
     text = "contribution of s2 refused: tensor 'g/w' holds values that are not finite; lower it"
+    joined = EventRecord(0.0, "join", "s2", "s2 joined")
     refused = EventRecord(0.0, "rejected", "s2", text)
     differ = EventRecord(
         0.0, "warning", "s4", "s4 ended with others", {"finding": "different_weights"}
     )
-    found = list(diagnose([refused, refused, differ, EventRecord(0.0, "warning", "s1", "x")]))
+    found = list(
+        diagnose([joined, refused, refused, differ, EventRecord(0.0, "warning", "s1", "x")])
+    )
     assert [(f.kind, f.site) for f in found] == [("refused", "s2"), ("different_weights", "s4")]
     assert found[0].mend == "lower it" and "not finite" in found[0].why
+
+
+def test_a_site_that_was_refused_and_then_let_in_is_not_told_of() -> None:
+    refused = [EventRecord(0.0, "rejected", name, "another recipe; install it") for name in SITES]
+    back = EventRecord(1.0, "join", "s1", "s1 joined")
+    assert [found.site for found in diagnose([*refused, back])] == ["s2", "s3", "s4"]
+    again = EventRecord(2.0, "rejected", "s1", "contribution of s1 refused: not finite")
+    assert "not finite" in next(diagnose([back, again, back])).why
 
 
 def rows(version: int) -> list[dict[str, object]]:

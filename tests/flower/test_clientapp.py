@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import textwrap
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fedwan.app import load_run
 from fedwan.config import to_json
-from fedwan.errors import ConfigError, FedwanError, JoinRefused, UserError
+from fedwan.errors import ConfigError, DiskFull, FedwanError, JoinRefused, UserError
 from fedwan.flower.clientapp import train
 from fedwan.flower.site_file import SiteFile
 from fedwan.flower.status import Status
@@ -234,6 +236,24 @@ def test_a_script_that_fails_is_started_again_while_it_gets_further(
         run(tmp_path, body)
     assert (tmp_path / "starts").read_text() == "xxxx"
     assert caplog.text.count("it is started again") == 3
+
+
+def test_a_full_disk_is_not_blamed_on_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried once more; where there was no room even for a word, the disk's state tells."""
+    body = """
+    joined()
+    open("starts", "a").write("x")
+    Outcome.leave(OSError(28, "No space left on device", "/a/b"), 5)
+    sys.exit(1)
+    """
+    with pytest.raises(DiskFull, match="the disk of /a is full .No space left on device"):
+        run(tmp_path, body)
+    assert (tmp_path / "starts").read_text() == "xx"
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    with pytest.raises(DiskFull, match=f"the disk of {tmp_path / 'state'} is full"):
+        run(tmp_path, "sys.exit(1)")
 
 
 def test_a_script_that_is_killed_is_started_again_while_it_leaves_newer_checkpoints(

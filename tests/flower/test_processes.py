@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from fedwan.errors import ConfigError
+from fedwan.errors import ConfigError, DiskFull, FedwanError, RunStopped
 from fedwan.flower.processes import (
     Backoff,
     Service,
@@ -20,6 +24,7 @@ from fedwan.flower.processes import (
     listen,
     log_to,
     only_one,
+    serving,
 )
 from tests.planes import eventually
 
@@ -142,3 +147,34 @@ def test_where_nobody_can_listen_is_told_with_the_mend() -> None:
     for host in ("192.0.2.1", "no-such-host.invalid"):
         with pytest.raises(ConfigError, match="cannot listen on"):
             listen(host, 0, "a test", "port")
+
+
+def test_a_service_does_not_start_without_room_and_blames_a_full_disk_for_what_is_not_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    usage = SimpleNamespace(free=10**9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+
+    def fail(error: Exception, free: int) -> None:
+        usage.free = 10**9
+        with serving(tmp_path, "dir", "a.log", threading.Event()):
+            usage.free = free
+            raise error
+
+    full = f"^the disk of {tmp_path} is full "
+    with pytest.raises(DiskFull, match=full):
+        fail(FedwanError("SuperLink ended with status 1; last words: alembic"), 0)
+    with pytest.raises(DiskFull, match=full):
+        fail(OSError(errno.ENOSPC, "No space left on device"), 2**30)
+    for error in (FedwanError("it was killed"), PermissionError(errno.EACCES, "denied", "x")):
+        with pytest.raises(type(error)) as caught:
+            fail(error, 10**9)
+        assert caught.value is error
+    with pytest.raises(RunStopped):
+        fail(RunStopped("told to"), 0)
+    usage.free = 0
+    with pytest.raises(DiskFull, match=full), serving(tmp_path, "dir", "a.log", threading.Event()):
+        pass
+    with log_to(Path("/dev/full"), echo=False):
+        logging.getLogger("fedwan").info("a line that has no room")
+    assert capfd.readouterr().err == ""

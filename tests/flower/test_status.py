@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -12,9 +13,10 @@ import psutil
 import pytest
 
 from fedwan.config import Config, from_json
-from fedwan.errors import CheckpointError, FedwanError, JoinRefused, LinkLost, RunStopped
+from fedwan.errors import CheckpointError, DiskFull, FedwanError, JoinRefused, LinkLost, RunStopped
+from fedwan.flower import status as status_module
 from fedwan.flower.status import Start, Status
-from fedwan.site.assignment import VARIABLE, Outcome
+from fedwan.site.assignment import VARIABLE, Outcome, read_outcome
 
 
 def test_a_status_is_read_as_it_was_written_and_a_broken_one_is_none(tmp_path: Path) -> None:
@@ -47,6 +49,7 @@ def test_a_killed_process_is_silent_even_before_it_is_reaped() -> None:
         (JoinRefused("weights\ndiffer"), "refused", JoinRefused("weights differ")),
         (RunStopped("enough"), "stopped", RunStopped("enough")),
         (LinkLost("gone"), "failed", LinkLost("gone")),
+        (DiskFull("no room"), "failed", DiskFull("no room")),
         (KeyError("x"), "failed", FedwanError("KeyError: 'x'; the traceback is in logs/a.log")),
     ],
 )
@@ -108,6 +111,32 @@ def test_a_full_disk_leaves_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyP
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == [path] and Status.read(path) == status
+
+
+def test_where_there_is_no_room_for_a_file_more_it_is_told_how_a_process_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(path: Path, text: str) -> None:
+        raise DiskFull("no room")
+
+    path, status = tmp_path / "serverapp.json", Status.of()
+    status.ended(FedwanError("something longer than what comes next")).write(path)
+    monkeypatch.setattr(status_module, "replace_text", no_space)
+    ended = status.ended(DiskFull("no room"))
+    ended.write(path)
+    assert Status.read(path) == ended
+    with pytest.raises(DiskFull):
+        ended.write(tmp_path / "new.json")
+
+
+def test_a_script_that_finds_a_disk_full_has_made_no_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "assignment.json"))
+    Outcome.leave(OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "x")), 8)
+    outcome, _ = read_outcome(tmp_path / "assignment.json")
+    assert outcome is not None and isinstance(outcome.exception(), DiskFull)
+    assert f"the disk of {tmp_path} is full" in outcome.text
 
 
 ENDED = """

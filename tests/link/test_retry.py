@@ -5,9 +5,16 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from fedwan.errors import FedwanError, IdentityError, LinkLost, PayloadError, SessionLost
+from fedwan.errors import (
+    DiskFull,
+    FedwanError,
+    IdentityError,
+    LinkLost,
+    PayloadError,
+    SessionLost,
+)
 from fedwan.link import rpc
-from fedwan.link.rpc import LONGEST_WAIT_S, Patience
+from fedwan.link.rpc import LONGEST_WAIT_S, Patience, code_of
 from tests.planes import Failure
 
 Code = grpc.StatusCode
@@ -53,6 +60,12 @@ def test_what_cannot_pass_is_raised_at_once_and_damage_after_three_attempts(
     with pytest.raises(expected, match=text):
         tries.failed(Failure(code, text))
     assert len(slept) == times
+
+
+def test_a_disk_that_is_full_at_the_coordinator_is_waited_for(slept: list[float]) -> None:
+    tries = Patience("host:1", 60.0, lambda: None, slept.append)
+    tries.failed(Failure(code_of(DiskFull("the disk of /srv/run is full"))))
+    assert slept == [0.05]
 
 
 def test_a_certificate_that_is_refused_is_noticed_at_once_and_one_that_expires_later_too(

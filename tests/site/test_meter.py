@@ -37,6 +37,7 @@ def test_waiting_is_not_computing_and_what_is_aside_is_neither_wherever_it_happe
         clock.now += 2.0
         with meter.aside():
             clock.now += 4.0
+    meter.note_step_begins()
     meter.begin_step(0)
     clock.now += 8.0
     with meter.waiting():
@@ -58,6 +59,7 @@ def test_each_contribution_tells_what_came_since_the_last(
     meter: Meter, clock: Any, link: Any
 ) -> None:
     for step in (1, 2):
+        meter.note_step_begins()
         meter.begin_step(4)
         clock.now += 0.5
         meter.end_step()
