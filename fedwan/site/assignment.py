@@ -67,6 +67,7 @@ class Assignment:
         _make_meeting(path)
         _outcome_path(path).unlink(missing_ok=True)
         _joined_path(path).unlink(missing_ok=True)
+        _welcome_path(path).unlink(missing_ok=True)
         path.write_text(json.dumps(asdict(self)))
 
     @classmethod
@@ -155,6 +156,18 @@ def _make_meeting(path: Path) -> None:
         folder.mkdir()
 
 
+def tell_welcome() -> None:
+    """Leave word for the service, if there is one, that the coordinator has let this site in."""
+    if text := os.environ.get(VARIABLE, ""):
+        with contextlib.suppress(OSError):  # the disk is full
+            _welcome_path(Path(text)).touch()
+
+
+def is_welcome(path: Path) -> bool:
+    """Whether a script has left that word beside its assignment."""
+    return _welcome_path(path).exists()
+
+
 def read_outcome(path: Path) -> tuple[Outcome | None, bool]:
     """The outcome that a script left beside its assignment, and whether it ever joined."""
     try:
@@ -176,7 +189,7 @@ def end_with(parent: int) -> None:
         while psutil.pid_exists(parent):
             time.sleep(0.5)
         time.sleep(ORPHAN_GRACE_S)
-        print("fedwan: the site's service is gone, so this process ends", file=sys.stderr)
+        print("fedwan: the process above is gone, so this one ends", file=sys.stderr)
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
@@ -188,3 +201,7 @@ def _outcome_path(path: Path) -> Path:
 
 def _joined_path(path: Path) -> Path:
     return path.with_name("joined")
+
+
+def _welcome_path(path: Path) -> Path:
+    return path.with_name("welcome")
