@@ -105,3 +105,11 @@ def test_speed_is_that_of_the_steps_since_anything_left_and_of_sites_that_are_he
     assert paces.steps("s2") == 5
     paces.keep(["s2"])
     assert paces.steps("s2") == 20 and paces.steps("s1") == 0
+
+
+def test_the_first_fragment_after_a_resume_tells_no_speed() -> None:
+    paces = Paces(20, 1, num_fragments=2)
+    paces.note("s1", wire.Work(step=10_000, steps=10, compute_s=5.0))
+    assert paces.usual() == 0
+    paces.note("s1", wire.Work(step=10_010, steps=10, compute_s=5.0))
+    assert paces.usual() == 2
