@@ -232,6 +232,7 @@ class _Position:
             "schedulers": [c.scheduler.state_dict() for c in trainer.lr_scheduler_configs],
             "precision": trainer.precision_plugin.state_dict(),
             "callbacks": {c.state_key: c.state_dict() for c in trainer.callbacks},
+            "averages": {c.state_key: self._kept_of(c) for c in self._averaging()},
             "fit_random": self._fit_random,
             "epoch_random": self._random() if is_over else self._epoch_random,
             "generators": self._random()["own"],
@@ -257,6 +258,23 @@ class _Position:
         for callback in trainer.callbacks:
             if state := loaded["callbacks"].get(callback.state_key):
                 callback.load_state_dict(state)
+        for callback in self._averaging():
+            kept = loaded["averages"][callback.state_key]
+            # It puts the weights back, too, which are those of the run by now.
+            kept["current_model_state"] = trainer.lightning_module.state_dict()
+            callback.on_load_checkpoint(trainer, trainer.lightning_module, kept)
+
+    def _averaging(self) -> list[Any]:
+        """Callbacks that keep weights of their own, which they put into checkpoints alone."""
+        from pytorch_lightning.callbacks import WeightAveraging
+
+        return [c for c in self._trainer.callbacks if isinstance(c, WeightAveraging)]
+
+    def _kept_of(self, callback: Any) -> dict[str, Any]:
+        kept: dict[str, Any] = {"state_dict": {}}
+        callback.on_save_checkpoint(self._trainer, self._trainer.lightning_module, kept)
+        kept.pop("current_model_state", None)
+        return kept
 
     def begin_epoch(self) -> None:
         """Have the epoch's batches come in the order that they would have come in."""

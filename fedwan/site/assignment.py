@@ -87,6 +87,10 @@ class Assignment:
         return assignment
 
 
+_PEER_LOST = ("gloo/transport", "Connection closed by peer", "ncclRemoteError")
+"""In what torch says of a collective whose other process has died."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a script ended that has said so."""
@@ -117,8 +121,9 @@ class Outcome:
         """Leave word for the service, if there is one; the first process that does is heard."""
         text = os.environ.get(VARIABLE, "")
         has_failed = isinstance(error, Exception) or (isinstance(error, SystemExit) and error.code)
-        if not text or (error is not None and not has_failed):
-            return  # a signal: whoever sent it knows
+        is_of_peer = isinstance(error, RuntimeError) and any(t in str(error) for t in _PEER_LOST)
+        if not text or is_of_peer or (error is not None and not has_failed):
+            return  # a signal, or another process's end: how that came about is told by others
         error = disk_full(error) or error
         path, said = _outcome_path(Path(text)), " ".join(str(error or "").split())[:LONGEST_TEXT]
         word = cls("" if error is None else type(error).__name__, said, step)

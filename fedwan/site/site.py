@@ -326,7 +326,7 @@ class Site:
         """Join, and ask again until the sites of the run agree."""
         said, (pause_s, most_s) = "", ASK_AGAIN_S
         while True:
-            welcome = self._group.lead(lambda: self._stub.link.join(hello))
+            welcome = self._group.lead_long(lambda: self._stub.link.join(hello))
             if not welcome.is_waiting:
                 tell_welcome()
                 return welcome
