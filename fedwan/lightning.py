@@ -29,19 +29,19 @@ from fedwan.site.site import Site
 from fedwan.workloads.base import NetworkKind
 
 
-def _callback_class() -> Any:
-    """The base of callbacks in the package that is there; first the one that is in use."""
+def _lightning() -> Any:
+    """The package that is there; first the one that is in use."""
     names = ("lightning.pytorch", "pytorch_lightning")
     for name in sorted(names, key=lambda name: name not in sys.modules):
         try:
-            return import_module(name).Callback
+            return import_module(name)
         except ModuleNotFoundError as error:
             if error.name not in (name, name.partition(".")[0]):
                 raise
     raise UserError("fedwan.lightning needs Lightning; pip install 'fedwan[lightning]'")
 
 
-class FedwanCallback(_callback_class()):  # type: ignore[misc]
+class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
     """Takes part in the run that this script was started for, from the fit's begin to its end.
 
     A step is complete at the end of the batch in which the last of the optimisers has stepped since
@@ -266,9 +266,8 @@ class _Position:
 
     def _averaging(self) -> list[Any]:
         """Callbacks that keep weights of their own, which they put into checkpoints alone."""
-        from pytorch_lightning.callbacks import WeightAveraging
-
-        return [c for c in self._trainer.callbacks if isinstance(c, WeightAveraging)]
+        kind = _lightning().callbacks.WeightAveraging
+        return [c for c in self._trainer.callbacks if isinstance(c, kind)]
 
     def _kept_of(self, callback: Any) -> dict[str, Any]:
         kept: dict[str, Any] = {"state_dict": {}}
