@@ -190,6 +190,8 @@ class Servicer(Federation):
     def open_upload(self, site: str, header: wire.UploadHeader) -> UploadReception | wire.Receipt:
         """See `Hub`."""
         upload = _upload(site, header)
+        if not self.masking:
+            header.ClearField("bundle")  # which would be kept, and nobody bounds
         self.intake.free()
         with self.changed:
             self.registry.find(site, header.session)

@@ -135,6 +135,7 @@ class Alone:
     """What `fedwan.join` gives a script that nobody started for a run; the same face as `Site`."""
 
     name = "alone"
+    global_sha256 = ""
 
     def __init__(self, num_steps: int) -> None:
         if num_steps < 1:
