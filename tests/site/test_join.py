@@ -373,3 +373,13 @@ def test_alone_each_step_is_said_once_and_the_last_one_always(
 def test_alone_needs_a_number_of_steps() -> None:
     with pytest.raises(UserError, match="steps = 0: .* give fedwan.join"):
         Trainer("sgd").join()
+
+
+def test_alone_a_loop_of_ones_own_that_ends_no_step_is_told_so() -> None:
+    with Trainer("sgd").join(steps=2) as site:
+        while not site.is_done:
+            site.after_step()
+        assert all(site.is_done for _ in range(2 * joining.MOST_ASKED))
+    with Trainer("sgd").join(steps=2) as site, pytest.raises(UserError, match=r"at step 0; call"):
+        while not site.is_done:
+            pass
