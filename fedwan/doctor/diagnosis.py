@@ -113,8 +113,7 @@ def diagnose(records: Iterable[Record]) -> Iterator[Finding]:
                     yield found
     yield from at_door.values()
     if stopped:
-        mend = "see to that, then go on with --resume; where nothing was saved, start again"
-        yield Finding("stopped", None, None, version, stopped, mend)
+        yield Finding("stopped", None, None, version, stopped, "see to that")
 
 
 def _round_of(record: Record) -> tuple[int, int] | None:
