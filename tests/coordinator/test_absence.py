@@ -182,6 +182,12 @@ def test_a_run_whose_site_is_there_and_does_not_come_back_ends_and_says_what_to_
     assert isinstance(raised[0], UserError)
 
 
+def test_a_run_whose_sites_never_come_says_how_long_it_waits(tmp_path: Path) -> None:
+    run = Federation(tmp_path, tiny_config(round={"patience_s": 0.6}), None, {"s2": None})
+    with pytest.raises(RunStopped, match=r"not s2, after 0.6 s; .*, or raise round.patience_s$"):
+        run.result(20.0)
+
+
 def test_a_site_that_is_refused_again_and_again_is_given_up_and_the_run_waits_no_longer_for_it(
     tmp_path: Path,
 ) -> None:
