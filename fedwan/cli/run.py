@@ -216,7 +216,7 @@ def load_config(
     config = load_run(path, words)
     out = Path(config.out).absolute()
     config.out = str(out)
-    if out.is_dir():
+    if out.is_dir() and not (out / "summary.json").exists():
         with only_one(out, "out"):  # one that is live is told before all else
             pass
     if resume:
