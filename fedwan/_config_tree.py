@@ -27,6 +27,13 @@ from fedwan.names import closest, nearest
 
 Section = TypeVar("Section")
 
+_WANTED = {
+    bool: "neither true nor false",
+    int: "no whole number; write it like 20",
+    float: "no number; write it like 0.5",
+}
+"""By kind of setting, what a value of another is."""
+
 Tree = dict[str, Any]
 """Nested values by key, as they were written."""
 
@@ -73,13 +80,16 @@ def overlay(base: Section, *trees: Mapping[str, Any]) -> Section:
     """A copy of a dataclass instance with trees put over it, later ones over earlier ones."""
     schema, merged, faults = type(base), OmegaConf.structured(base), []
     for path, value in [leaf for tree in trees for leaf in _leaves(tree, schema, [])]:
-        nested = value
-        for key in reversed(path):
-            nested = {key: nested}
+        key = ".".join(map(str, path))
+        is_one = isinstance(value, str) and "," not in value
+        is_list = typing.get_origin(kind_at(schema, key)) is list
+        nested = [value] if is_one and is_list else value
+        for part in reversed(path):
+            nested = {part: nested}
         try:
             merged.merge_with(nested)
         except OmegaConfBaseException as error:
-            faults.append(_fault(".".join(map(str, path)), value, schema, error))
+            faults.append(_fault(key, value, schema, error))
     if faults:
         raise ConfigError("\n".join(dict.fromkeys(faults)))
     try:
@@ -107,7 +117,13 @@ def _fault(key: str, value: Any, schema: type, error: OmegaConfBaseException) ->
     kind = kind_at(schema, key)
     if not _is_group(kind):
         if typing.get_origin(kind) is list:
-            return f"{key} = {value!r} is no list of names; write it like [paris,rome]"
+            return (
+                f"{key} = {value!r} is no list; write it like [paris,rome], or with quotes around "
+                """what holds a comma: '["a red fox, sitting"]'"""
+            )
+        kinds = typing.get_args(kind) or (kind,)
+        if wanted := [text for each, text in _WANTED.items() if each in kinds]:
+            return f"{key} = {value!r} is {wanted[0]}"
         return f"{key}: {str(error).splitlines()[0]}"
     parent, _, name = key.rpartition(".")
     # A network's name may be left out, or an s.

@@ -85,10 +85,13 @@ class Trained:
         if the run was of a script, or the recipe no longer fits.
         """
         if self.config.workload == COMMAND:
+            picture = self.folder / "samples.png"
+            made = f"; what it drew itself is in {picture}" if picture.is_file() else ""
             raise UserError(
                 f"{self.folder} is a run of a script, which has no recipe to build: for weights "
                 "`fedwan export RUN --to safetensors DIR`, or in Python fedwan.load(RUN), whose "
                 "load_into(module, network) puts them into networks built as the script does"
+                f"{made}"
             )
         from fedwan.app import load_workload
 

@@ -123,7 +123,7 @@ def test_recipes_of_installed_packages_are_found_by_module_and_by_entry_point(
         ("workload=client_app", "is none of diffusers_unet, distill, flow, gan, "),
         ("workload=../strategies/gentle", "is none of diffusers_unet, distill, flow, gan, "),
         ("model.widht=3", "unknown key 'model.widht' (= 3); did you mean 'model.width'?"),
-        ("model.width=wide", "model.width: Value 'wide' of type 'str' could not be"),
+        ("model.width=wide", "model.width = 'wide' is no whole number"),
         ("inner.genrator.lr=1", "inner.genrator: workload 'mine' trains generator, discriminator"),
         ("outer.genrator.lr=1", "did you mean 'generator'?"),
         ("codec.down=fp23", "codec.down = 'fp23' is none of fp32, "),

@@ -43,6 +43,7 @@ def test_words_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> 
     assert config.outer == {"generator": OuterConfig(lr=0.3, momentum=0.5)}
     assert config.data == DataConfig()
     assert isinstance(config.link.rtt_ms, float)
+    assert load(None, ["sites=1", "site_names=paris"]).site_names == ["paris"]
     # Text is taken as it was typed, also where YAML would see a number or a truth value.
     config = load(None, ["out=2024", "data.split=dirichlet:0.5", "log.wandb=online", "workload=on"])
     assert (config.out, config.data.split, config.workload) == ("2024", "dirichlet:0.5", "on")
@@ -59,10 +60,11 @@ def test_words_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> 
         ("codec.upp=bf16", "'codec.upp' (= 'bf16'); did you mean 'codec.up'?"),
         ("outer.generator.learning_rate=0.3", "in 'outer.generator' there are lr, momentum"),
         # A value of another type.
-        ("steps=many", "steps: Value 'many' of type 'str' could not be converted to Integer"),
+        ("steps=many", "steps = 'many' is no whole number; write it like 20"),
+        ("data.flip=perhaps", "data.flip = 'perhaps' is neither true nor false"),
         ("steps=", "steps has no value; give one"),
         ("stream.tau=", "stream.tau has no value; give one, or null"),
-        ("link.loss=[1]", "link.loss: Value '[1]' of type 'ListConfig' could not be"),
+        ("link.loss=[1]", "link.loss = [1] is no number; write it like 0.5"),
         ("site_names=a,b", "write it like [paris,rome]"),
         ("data=digits", "data = 'digits' is a section, not a setting; it holds data.name"),
         ("outer.lr=0.3", "did you mean 'outer.NETWORK.lr'?"),

@@ -78,7 +78,13 @@ def run(
     from fedwan.output.board import read_run
 
     board, records = read_run(run_dir)
-    findings = [*diagnose(records), *_absence(run_dir, board)]
+    findings = [
+        found._replace(mend=f"{found.mend}; {way_on(run_dir)}")
+        if found.kind == "stopped"
+        else found
+        for found in diagnose(records)
+    ]
+    findings += _absence(run_dir, board)
     found = json.dumps([finding._asdict() for finding in findings], indent=2)
     write_option(json_path, f"{found}\n")
     typer.echo(f"{run_dir}: {_headline(board)}\n")
@@ -128,10 +134,12 @@ def _text(finding: Finding) -> Iterator[str]:
     network = finding.network or "all networks"
     yield f"round {finding.version}, {site}, {network}: {finding.kind.replace('_', ' ')}"
     mend = "mend" if finding.is_warning else "note"
+    # The path in a command stays whole.
+    wrapper = textwrap.TextWrapper(100, break_long_words=False, break_on_hyphens=False)
+    wrapper.subsequent_indent = " " * 8
     for name, text in (("why", finding.why), (mend, finding.mend)):
-        yield from textwrap.wrap(
-            text, 100, initial_indent=f"  {name:<6}", subsequent_indent=" " * 8
-        )
+        wrapper.initial_indent = f"  {name:<6}"
+        yield from wrapper.wrap(text)
 
 
 @app.command("link")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +27,7 @@ from fedwan.cli.arguments import (
 )
 from fedwan.config import MASKED, Config
 from fedwan.errors import ConfigError, RunStopped
-from fedwan.flower.processes import stop_on_sigterm
+from fedwan.flower.processes import only_one, stop_on_sigterm
 from fedwan.output.board import read_run
 from fedwan.output.live import watch
 from fedwan.output.summary import read_summary, render_summary
@@ -215,6 +216,9 @@ def load_config(
     config = load_run(path, words)
     out = Path(config.out).absolute()
     config.out = str(out)
+    if out.is_dir() and not (out / "summary.json").exists():
+        with only_one(out, "out"):  # one that is live is told before all else
+            pass
     if resume:
         from fedwan.coordinator.model import newest_whole
 
@@ -315,8 +319,9 @@ def _run_and_watch(config: Config, services: RunServices, console: Console) -> N
         except KeyboardInterrupt as interrupt:
             console.print("Ctrl-C: ending the services …")
             stop.set()
-            if thread.ident is not None:
-                thread.join()
+            with suppress(KeyboardInterrupt):  # again: who waits no longer is told as much
+                if thread.ident is not None:
+                    thread.join()
             if not errors or isinstance(errors[0], RunStopped):
                 errors = [interrupt]
     if errors:

@@ -347,7 +347,8 @@ class CoordinatedRun:
         if len(at) == len(owing):
             return UserError(
                 f"{waited}sites that are connected ({', '.join(at)}): a script that does not come "
-                "back to `site` has to be mended, for a slow one raise round.patience_s; then "
+                "back to `site`, or in a loop of its own calls no site.after_step(), has to be "
+                "mended, for a slow one raise round.patience_s; then "
                 "continue with --resume"
             )
         return RunStopped(

@@ -227,6 +227,8 @@ class Loader:
         if is_stream(dataset):
             stream = copied(dataset)
             self._loader = StatefulDataLoader(stream, batch_size, drop_last=True, **shared)
+        elif not len(dataset):
+            raise ConfigError("the data set holds no samples; look at its path")
         else:
             self._order = _Order(len(dataset), batch_size, generator, places)
             self._loader = StatefulDataLoader(

@@ -113,12 +113,10 @@ def diagnose(records: Iterable[Record]) -> Iterator[Finding]:
                     told.add(event.site)
                     yield found
     yield from at_door.values()
-    if stopped == STOPPED:
-        mend = "--resume goes on with it"
-        yield Finding("stopped", None, None, version, stopped, mend, is_warning=False)
-    elif stopped:
-        mend = "see to that, then go on with --resume; where nothing was saved, start again"
-        yield Finding("stopped", None, None, version, stopped, mend)
+    if stopped:
+        is_fault = stopped != STOPPED
+        mend = "see to that" if is_fault else "nothing is amiss"
+        yield Finding("stopped", None, None, version, stopped, mend, is_warning=is_fault)
 
 
 def _round_of(record: Record) -> tuple[int, int] | None:

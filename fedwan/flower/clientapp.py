@@ -129,7 +129,8 @@ def _silent_end(argv: list[str], code: int, has_joined: bool, site: SiteFile) ->
     log, words = _log_of(site), " ".join(argv)
     done = "ended" if code == 0 else f"ended with status {code}"
     how = f"was killed (status {code})" if has_joined else f"{done} before it called fedwan.join"
-    return f"{words!r} {how}; last words: {last_line(log)} (log {log})"
+    mend = "" if code else "; it has to train inside `with fedwan.join(...) as site`"
+    return f"{words!r} {how}; last words: {last_line(log)} (log {log}){mend}"
 
 
 def _log_of(site: SiteFile) -> Path:

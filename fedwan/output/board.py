@@ -152,6 +152,8 @@ class Board:
             self.fd, self.fd_floor = record.figure("fd"), record.figure("fd_floor")
             if record.version == 0:
                 self.fd_untrained = self.fd
+            elif self.config.data.split == "own":
+                self.fd_untrained = None  # it was one site's, and what follows is of all of them
         elif record.t >= self._since or record.event in _DECIDED:
             self._take_event(record)
 

@@ -117,10 +117,11 @@ def _quality(run: _Run) -> tuple[str, str, str]:
         rest = (f"{other} {number_text(latest.figure(other))}" for other in others)
         return name, number_text(latest.figure(name)), "; ".join(rest) or "as the script has it"
     times = f"{fd / floor:.1f} times the " if fd and floor else ""
-    untrained = number_text(run.board.fd_untrained)
+    untrained = run.board.fd_untrained
+    before = "" if untrained is None else f"; untrained {number_text(untrained)}"
     num = run.qualities[-1].figure("num_real")
     told = f"; {features_text(run.board.config)}n = {int(num)}" if num else ""
-    text = f"{times}floor {number_text(floor)}; untrained {untrained}{told}"
+    text = f"{times}floor {number_text(floor)}{before}{told}"
     return "Fréchet distance", number_text(fd), text
 
 

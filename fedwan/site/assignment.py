@@ -12,9 +12,11 @@ import json
 import os
 import shutil
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
+import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -31,6 +33,10 @@ ORPHAN_GRACE_S = 5.0
 LONGEST_TEXT = 2000
 """Characters of an error that are handed on."""
 MEMORY = Path("/dev/shm")  # noqa: S108 - folders of unforeseeable names, for this user alone
+
+_LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+_NOT_OWN = ("<", str(Path(errors.__file__).parent), *_LIBRARIES)
+"""What the names of files begin with that are not the script's."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,8 @@ class Outcome:
             return  # a signal, or another process's end: how that came about is told by others
         error = disk_full(error) or error
         path, said = _outcome_path(Path(text)), " ".join(str(error or "").split())[:LONGEST_TEXT]
+        if error is not None and not isinstance(error, FedwanError):
+            said += _place(error)
         word = cls("" if error is None else type(error).__name__, said, step)
         draft = path.with_suffix(f".{os.getpid()}.tmp")
         with contextlib.suppress(OSError):  # another was first, or the disk is full
@@ -198,6 +206,16 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def _place(error: BaseException) -> str:
+    """File and line of the last call that is the script's own; nothing if none is."""
+    frames = [
+        f"{Path(frame.filename).name}:{frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_NOT_OWN)
+    ]
+    return f" ({frames[-1]})" if frames else ""
 
 
 def _outcome_path(path: Path) -> Path:

@@ -295,7 +295,8 @@ class Exchange:
             self._place.checkpoints.drop(self._place.versions[0] + 1)
             log.warning("contribution to version %d was refused: %s", version, receipt.text)
             if self._rejections >= MAX_REJECTIONS:
-                raise FedwanError(
+                # Another process would do no better: each of these tries began with fresh weights.
+                raise UserError(
                     f"{self._rejections} contributions in a row were refused: {receipt.text}"
                 )
             raise _Refused

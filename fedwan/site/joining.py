@@ -38,6 +38,8 @@ from fedwan.weights import load_initial
 from fedwan.workloads.base import NetworkKind
 
 SAY_EVERY_S = 10.0
+MOST_ASKED = 10_000
+"""How often a loop may ask in one step whether all is done."""
 KINDS: tuple[NetworkKind, ...] = ("adversarial", "regression")
 
 _membership: contextvars.ContextVar[Membership | None] = contextvars.ContextVar(
@@ -145,6 +147,7 @@ class Alone:
             )
         self.step = 0
         self.num_steps = num_steps
+        self._asked = 0
         self._losses: dict[str, Tensor | float] = {}
         self._said_at, self._said_step = time.monotonic(), -1
 
@@ -172,13 +175,19 @@ class Alone:
 
     def after_step(self) -> None:
         """A step is complete."""
-        self.step += 1
+        self.step, self._asked = self.step + 1, 0
         if time.monotonic() - self._said_at > SAY_EVERY_S:
             self._say()
 
     @property
     def is_done(self) -> bool:
         """Whether there are no more steps to take."""
+        self._asked += 1
+        if self._asked > MOST_ASKED and self.step < self.num_steps:
+            raise UserError(
+                f"site.is_done was asked {MOST_ASKED:,} times at step {self.step}; call "
+                "site.after_step() once after each step, or iterate over `site`"
+            )
         return self.step >= self.num_steps
 
     def _say(self) -> None:

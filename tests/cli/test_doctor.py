@@ -206,3 +206,9 @@ def test_a_run_that_waits_has_something_to_mend(
     assert code == 1 and "round 6, all sites, all networks: waiting\n" in text
     assert "why   waiting for s3 (not here yet since" in text and "sites" in text
     assert "mend  goes on when it is here" in text and "nothing to mend" not in text
+    row = {"kind": "event", "t": 10.0, "event": "stopped", "site": None, "text": "the end"}
+    path.write_text(path.read_text() + json.dumps(row) + "\n")
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "coordinator.safetensors").touch()
+    _, text, _ = fedwan("doctor", folder)
+    assert f"fedwan run {tmp_path / 'config.yaml'} --resume" in " ".join(text.split())

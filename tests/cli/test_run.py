@@ -81,6 +81,33 @@ def test_a_folder_that_is_in_use_or_cannot_be_made_is_one_line_and_no_way_to_go_
             start(make_config(Path(out)), refuse)
 
 
+def test_whoever_presses_ctrl_c_twice_is_told_how_to_go_on_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    may_end = threading.Event()
+
+    def services(config: Config, stop: threading.Event) -> None:
+        (tmp_path / "checkpoint").mkdir()
+        (tmp_path / "checkpoint" / "coordinator.safetensors").touch()
+        os.kill(os.getpid(), signal.SIGINT)
+        stop.wait(20)
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+        may_end.wait(20)
+
+    with pytest.raises(KeyboardInterrupt):
+        start(make_config(tmp_path), services)
+    may_end.set()
+    assert capsys.readouterr().out.endswith("/config.yaml --resume\n")
+
+
+def test_a_live_run_is_told_as_one_before_anything_else(tmp_path: Path, fedwan: Command) -> None:
+    with only_one(tmp_path, "out"):
+        for more in ([], ["--resume"]):
+            code, out, err = fedwan("run", f"out={tmp_path}", *more)
+            assert (code, out) == (2, "") and f"out {tmp_path} is in use by another" in err
+
+
 def test_sigterm_ends_the_services_in_order(tmp_path: Path) -> None:
     ended: list[bool] = []
 

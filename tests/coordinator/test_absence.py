@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedwan.coordinator import run as run_module
 from fedwan.coordinator.model import GlobalModel, find_checkpoint
@@ -173,11 +174,49 @@ def test_a_run_whose_site_is_there_and_does_not_come_back_ends_and_says_what_to_
     eventually(lambda: raised and run.hub and run.hub.stop_text, within_s=20.0)
     still.permits.release(H)  # so that it hears that the run is over
     says = (
-        r"connected \(s2 at step 1\): a script that does not come back to `site` has to be mended"
+        r"connected \(s2 at step 1\): a script that does not come back to `site`, or .* calls no "
+        r"site.after_step\(\)"
     )
     with pytest.raises(RunStopped, match=says):  # as the sites are told
         run.result(20.0)
     assert isinstance(raised[0], UserError)
+
+
+def test_a_run_whose_sites_never_come_says_how_long_it_waits(tmp_path: Path) -> None:
+    run = Federation(tmp_path, tiny_config(round={"patience_s": 0.6}), None, {"s2": None})
+    with pytest.raises(RunStopped, match=r"not s2, after 0.6 s; .*, or raise round.patience_s$"):
+        run.result(20.0)
+
+
+def test_a_site_that_is_refused_again_and_again_is_given_up_and_the_run_waits_no_longer_for_it(
+    tmp_path: Path,
+) -> None:
+    """However often it joins meanwhile."""
+    told: list[Exception] = []
+
+    class Spoilt(TinyWorkload):
+        def step(self, *args: Any) -> Any:
+            losses = super().step(*args)
+            with torch.no_grad():
+                next(self.networks["velocity"].parameters()).fill_(math.nan)
+            return losses
+
+    def part(member: Membership, workload: TinyWorkload) -> None:
+        while member.name == "s2":
+            try:
+                take_part(member, Spoilt(NET))
+            except UserError as error:
+                told.append(error)
+                time.sleep(0.5)
+        take_part(member, workload)
+
+    config = tiny_config(h=H, steps=2 * H, round={"patience_s": 2.0})
+    began_s = time.monotonic()
+    with pytest.raises(RunStopped, match=r"round 1 has waited 2 s for s2 .* quorum of 2; bring"):
+        run_tiny(tmp_path, config, part=part)
+    assert time.monotonic() - began_s < 10
+    assert len(told) > 1
+    assert str(told[0]).startswith("3 contributions in a row were refused: tensor ")
 
 
 def test_a_site_that_is_waited_for_is_announced_once_by_name(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_a_ticket_is_answered_with_how_it_ended_and_a_second_signal_cuts_nothing
 
 
 PREFACE = """
-import os, signal, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
 from fedwan.errors import JoinRefused
 from fedwan.site.assignment import Assignment, Outcome, tell_welcome
@@ -196,7 +196,11 @@ def test_processes_meet_where_no_full_disk_can_tear_what_they_write(tmp_path: Pa
 @pytest.mark.parametrize(
     ("body", "kind", "text"),
     [
-        ("print('hello')", UserError, "ended before it called fedwan.join; last words: hello"),
+        (
+            "print('hello')",
+            UserError,
+            "ended before it called fedwan.join; last words: hello .* has to train",
+        ),
         ("sys.exit('no GPU')", UserError, "ended with status 1 before .* last words: no GPU"),
         ("joined(); os.kill(os.getpid(), signal.SIGKILL)", FedwanError, "was killed .status -9"),
         (
@@ -208,6 +212,17 @@ def test_processes_meet_where_no_full_disk_can_tear_what_they_write(tmp_path: Pa
             "joined(); Outcome.leave(ZeroDivisionError('a\\nb'), 0); sys.exit(1)",
             UserError,
             "the training script failed at step 0: ZeroDivisionError: a b .exit status 1, log /",
+        ),
+        (
+            """
+            try:
+                joined() and json.loads("{")
+            except ValueError as error:
+                Outcome.leave(error, 3)
+                sys.exit(1)
+            """,
+            UserError,
+            r"failed at step 3: JSONDecodeError: .* \(train.py:10\) \(exit status 1, log /",
         ),
     ],
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedwan.config import Config
+from fedwan.config import Config, DataConfig
 from fedwan.errors import ConfigError
 from fedwan.output.board import Board
 from fedwan.output.records import EventRecord, QualityRecord, Record
@@ -36,9 +36,14 @@ RECORDS: list[Record] = [
 ]
 
 
-def shown(summary: Summary, records: list[Record], out: Path = Path("runs/demo")) -> str:
+def shown(
+    summary: Summary,
+    records: list[Record],
+    out: Path = Path("runs/demo"),
+    config: Config = CONFIG,
+) -> str:
     console = Console(width=80, record=True, file=io.StringIO())
-    board = Board(CONFIG)
+    board = Board(config)
     for record in records:
         board.take(record)
     console.print(render_summary(summary, board, out))
@@ -83,6 +88,13 @@ def test_one_screen_says_quality_bytes_and_where_to_look() -> None:
     late = dataclasses.replace(SUMMARY, late=3, quality={"score": 7})
     text = shown(late, RECORDS[:1])
     assert "score 7" in text and "3 contributions merged late" in text and "times more" not in text
+
+
+def test_what_one_site_measured_is_not_compared_with_what_all_did() -> None:
+    own = dataclasses.replace(CONFIG, data=DataConfig(split="own"))
+    records = [RECORDS[0], QualityRecord(2.0, 60, 1200, {"fd": 0.82}), *RECORDS[1:]]
+    assert "untrained 120" in shown(SUMMARY, records)
+    assert "untrained" not in shown(SUMMARY, records, config=own)
 
 
 def test_where_sites_keep_their_pictures_no_path_of_one_is_shown() -> None:

@@ -522,3 +522,13 @@ def test_a_frozen_network_does_not_move_while_quality_is_measured(tmp_path: Path
 
     simulate(asked("eval.every=4"), tmp_path, train=train)
     assert means == [0.0]
+
+
+def test_alone_a_loop_of_ones_own_that_ends_no_step_is_told_so() -> None:
+    with Trainer("sgd").join(steps=2) as site:
+        while not site.is_done:
+            site.after_step()
+        assert all(site.is_done for _ in range(2 * joining.MOST_ASKED))
+    with Trainer("sgd").join(steps=2) as site, pytest.raises(UserError, match=r"at step 0; call"):
+        while not site.is_done:
+            pass
