@@ -237,7 +237,7 @@ class Distill(Descent):
         """And the teacher's: in the steps of its own run, and in as few as the student takes."""
         labels, seed = self._labels(real), derive_seed(seed, "evaluate")
         measure = partial(
-            measure_quality, self.config.data.name, real, features=self.config.eval.features
+            measure_quality, self._measured, real, features=self.config.eval.features
         )
         if (key := (seed, len(labels))) not in self.teacher_figures:
             sigmas = flow.flow_sigmas(self.origin.euler_steps, self.origin.shift).to(self.device)
