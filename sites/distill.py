@@ -236,9 +236,7 @@ class Distill(Descent):
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """And the teacher's: in the steps of its own run, and in as few as the student takes."""
         labels, seed = self._labels(real), derive_seed(seed, "evaluate")
-        measure = partial(
-            measure_quality, self._measured, real, features=self.config.eval.features
-        )
+        measure = partial(measure_quality, self._measured, real, features=self.config.eval.features)
         if (key := (seed, len(labels))) not in self.teacher_figures:
             sigmas = flow.flow_sigmas(self.origin.euler_steps, self.origin.shift).to(self.device)
             ways = {"": flow.EulerSolver(sigmas), "_few": self._phases.jumps}

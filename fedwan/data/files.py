@@ -120,10 +120,8 @@ class Transform(NamedTuple):
 
 def _rgb(image: Image.Image) -> Image.Image:
     """8 bits a channel, transparent pixels on white; a `BadPicture` of values without a range."""
-    if image.mode[0] == "I":
-        values = np.asarray(image)
-        if 0 <= values.min() and values.max() < 1 << 16:
-            image = Image.fromarray((values >> 8).astype(np.uint8))
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode[0] in "IF":
         raise BadPicture(
             f"is of Pillow's mode {image.mode!r}, numbers whose black and white are not known; "
@@ -178,9 +176,9 @@ class Files:
     def _class_number(self, row: int, value: Any) -> int:
         is_numbered = self.classes == tuple(map(str, range(len(self.classes))))
         # The table's own classes, where it has any: its labels are numbers of these.
-        feature = None if is_numbered else self.rows.features.get("label")
-        known = getattr(feature, "names", ())
-        if isinstance(value, int) and 0 <= value < len(known):
+        known = getattr(self.rows.features.get("label"), "names", ())
+        is_named = not is_numbered or set(known) <= set(self.classes)
+        if is_named and isinstance(value, int) and 0 <= value < len(known):
             value = known[value]
         if value is None:
             has_labels = "label" in self.rows.features

@@ -117,7 +117,11 @@ def _quality(run: _Run) -> tuple[str, str, str]:
     times = f"{fd / floor:.1f} times the " if fd and floor else ""
     untrained = number_text(run.board.fd_untrained)
     num = run.qualities[-1].figure("num_real")
-    told = f"; {features_text(run.board.config, run.qualities[-1].figures)}n = {int(num)}" if num else ""
+    told = (
+        f"; {features_text(run.board.config, run.qualities[-1].figures)}n = {int(num)}"
+        if num
+        else ""
+    )
     text = f"{times}floor {number_text(floor)}; untrained {untrained}{told}"
     return "Fréchet distance", number_text(fd), text
 
