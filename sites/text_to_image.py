@@ -10,6 +10,7 @@ alone travel. What the scheduler learns: `fedwan.workloads.denoising`.
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import shutil
@@ -49,6 +50,7 @@ DEFAULTS = {
 }
 AT_ONCE = 16
 """Pictures that are encoded, made or decoded together."""
+_NOTE = "made_of.json"
 
 
 @dataclass
@@ -141,16 +143,18 @@ class TextToImage(Simple):
         self.networks["vae"] = self._vae  # frozen, and the same at every site
 
     def prepare(self, shard: Shard, folder: Path) -> Shard:
-        """Encode a site's pictures and captions into `folder`/encoded, if they are not there yet.
+        """Encode a site's pictures and captions into `folder`/encoded, if the same are not there.
 
         A batch's `x` is then latents, and `y` the number of its caption in a table of embeddings,
         whose first is of no caption; held-out `x` stay pictures.
         """
-        made = folder / "encoded"
+        made, of = folder / "encoded", self._made_of(shard)
         if int(os.environ.get("LOCAL_RANK", "0")):  # the machine's first process encodes
-            while not made.exists():
+            while _noted(made) != of:
                 time.sleep(0.5)
-        elif not made.exists():
+        elif _noted(made) != of:
+            if made.exists():
+                shutil.rmtree(made)
             with torch.no_grad():
                 self._encode(shard, made)
         names = PIPELINES[self.folder.kind]
@@ -162,6 +166,12 @@ class TextToImage(Simple):
         return dataclasses.replace(
             shard, train=train, held_out=held_out, num_classes=num, workers=0, flip=False
         )
+
+    def _made_of(self, shard: Shard) -> dict[str, Any]:
+        """What decides which latents and embeddings there are, for `_noted`."""
+        counts = len(shard.train), len(shard.held_out["x"])
+        data = {"data": self.config.data.path, "size": self._side, "flip": shard.flip}
+        return {"model": self.model.path, **data, "samples": list(counts)}
 
     def _encode(self, shard: Shard, made: Path) -> None:
         """Write the files of `prepare`, a batch at a time; all of them are there, or none."""
@@ -192,6 +202,7 @@ class TextToImage(Simple):
             done += len(texts)
         for table in tables.values():
             table.flush()
+        (building / _NOTE).write_text(json.dumps(self._made_of(shard)))
         try:
             building.rename(made)
         except OSError:  # another machine of the site was faster
@@ -310,6 +321,14 @@ def _read(train: Any, ways: Sequence[bool]) -> Iterator[tuple[Tensor, list[str]]
 
 def _chunks(items: Sequence[Any]) -> Iterator[Any]:
     return (items[start : start + AT_ONCE] for start in range(0, len(items), AT_ONCE))
+
+
+def _noted(made: Path) -> Any:
+    """What a folder's latents and embeddings were made of; None if it does not say."""
+    try:
+        return json.loads((made / _NOTE).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _new(path: Path, shape: tuple[int, ...], kind: Any) -> Any:

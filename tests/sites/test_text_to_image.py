@@ -117,6 +117,25 @@ def test_pictures_and_captions_are_encoded_once(
     assert set(first.workload.evaluate(first.shard.held_out, 0)) >= {"fd", "fd_floor", "moments"}
 
 
+def test_what_was_encoded_of_other_settings_or_data_is_encoded_anew(
+    pipeline: Path, pictures: Path, tmp_path: Path
+) -> None:
+    def latents(chosen: Config) -> np.ndarray:
+        Trained(chosen, tmp_path, steps=0)
+        return np.load(tmp_path / "encoded" / "latents.npy")
+
+    first = latents(config(pipeline, pictures))
+    assert len(latents(config(pipeline, pictures, flip=True))) == 2 * len(first)
+    small = config(pipeline, pictures)
+    small.data.size = 8
+    assert latents(small).shape == (28, 4, 4, 4)
+    more = captioned(tmp_path / "more", 50)
+    assert len(latents(config(pipeline, more))) == 38
+    other = shutil.copytree(pipeline, tmp_path / "other")
+    _edit(other / "vae" / "config.json", scaling_factor=1.0)
+    assert not np.array_equal(latents(config(other, pictures)), first)
+
+
 def test_quality_is_measured_on_held_out_captions_in_turn_and_no_picture_more(
     pipeline: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
