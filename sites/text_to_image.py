@@ -31,6 +31,7 @@ from fedwan.extras import require
 from fedwan.files import absolute_path
 from fedwan.models.layers import clamp_images
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
+from fedwan.uses import Needs
 from fedwan.workloads.base import Batch, NetworkKind
 from fedwan.workloads.descent import Simple
 from fedwan.workloads.pipelines import PIPELINES, Folder, Told
@@ -40,7 +41,15 @@ _log = logging.getLogger(__name__)
 
 NETWORKS: dict[str, NetworkKind] = {"denoiser": "regression"}
 CAPTIONS = True
-USES = ("site.precision", "site.precision=bf16-true", "site.accumulate", "site.recompute")
+USES = (
+    *("site.precision", "site.precision=bf16-true", "site.accumulate", "site.recompute"),
+    Needs("model.lora_targets", lambda c, _: c.model["lora"], "a model.lora of 1 or more"),
+    Needs(
+        "data.classes",
+        lambda c, _: c.data.split not in ("iid", "own"),
+        "data.split=by_label or dirichlet:A",
+    ),
+)
 DEFAULTS = {
     "data.batch": 8,
     "steps": 2000,
@@ -86,6 +95,11 @@ def check(config: Config) -> None:
     if config.data.name not in FILE_NAMES:
         raise ConfigError(
             f"data.name = {config.data.name!r} has no captions; set data.name=folder and data.path"
+        )
+    if config.data.workers:
+        raise ConfigError(
+            f"data.workers = {config.data.workers} has no effect: pictures are read once, before "
+            "the first step; leave it out"
         )
     folder = Folder(model.path, model.min_snr, model.noise_offset)
     takes = folder.settings.get("in_channels", folder.channels)

@@ -192,6 +192,7 @@ def test_latents_are_not_clipped_where_the_folder_does_not_ask_for_it(
         ("vae/config.json", {"block_out_channels": [8] * 6}, {}, "size = 16 is no multiple of 64"),
         ("vae/config.json", {}, {"path": "nowhere"}, "/nowhere' holds no model_index.json"),
         ("vae/config.json", {}, {"lora_targets": ["q_proj"]}, r"\['q_proj'\] match no layer of"),
+        ("vae/config.json", {}, {"lora": 0, "lora_targets": ["to_q"]}, "needs a model.lora of 1"),
         ("vae/config.json", {}, {"caption_dropout": 1}, "caption_dropout = 1.0 is out of range"),
         ("scheduler/scheduler_config.json", {"prediction_type": "x"}, {}, "prediction_type 'x'"),
     ],
@@ -214,6 +215,21 @@ def test_a_folder_without_some_weights_is_one_line(
         with pytest.raises(ConfigError, match="cannot be read") as caught:
             Trained(config(folder, pictures), tmp_path)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"classes": "a,b"}, "data.classes = 'a,b' needs data.split=by_label or dirichlet:A"),
+        ({"workers": 2}, "data.workers = 2 has no effect: pictures are read once"),
+    ],
+)
+def test_settings_of_data_without_effect_are_refused(
+    data: dict[str, Any], text: str, pipeline: Path, pictures: Path
+) -> None:
+    chosen = config(pipeline, pictures)
+    chosen.data = dataclasses.replace(chosen.data, **data)
+    refused(text_to_image, chosen, text)
 
 
 def test_data_without_captions_are_refused(pipeline: Path, pictures: Path, tmp_path: Path) -> None:
