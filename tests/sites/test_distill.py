@@ -132,7 +132,7 @@ def test_what_cannot_be_built_is_refused_in_one_line(
         ({"size": 16}, "of data.size = 8, not of 16; set data.size=8"),
         (
             {"classes": "dog,cat"},
-            "data.classes = 'cat,dog', not of 'dog,cat'; set data.classes=cat",
+            "data.classes = 'cat,dog', not of 'dog,cat'; set data",
         ),
     ],
     ids=str,
