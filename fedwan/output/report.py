@@ -149,11 +149,11 @@ def _charts(run: _Run) -> Iterator[Chart | None]:
         shares = [Series(name, figures(name)) for name in ("precision", "recall")]
         yield line_chart("Precision and recall", shares, number_text)
     yield from _per_site("Loss", run, lambda record: record.losses)
-    # One point per step: what all sites had sent by then.
+    # One point per step of the run, as sites may have a pace of their own: what all had sent.
     sent = []
     for name in ("up", "down"):
         sums = accumulate(getattr(record, f"bytes_{name}") for record in run.rounds)
-        steps = (record.step for record in run.rounds)
+        steps = (record.run_step for record in run.rounds)
         sent.append(Series(name, sorted(dict(zip(steps, sums, strict=True)).items())))
     yield line_chart("Bytes on the wire, all sites", sent, bytes_text)
     busy = {name: (row.compute_s, row.wait_s) for name, row in run.sites.items()}
