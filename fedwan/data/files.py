@@ -169,6 +169,11 @@ class Files:
             given = [key.partition(os.sep)[0] if os.sep in key else None for key in self.keys]
         numbers: dict[Any, int] = {}
         for row, value in enumerate(given):
+            if isinstance(value, list | dict):
+                raise ConfigError(
+                    f"data.path: {self.name(row)} has the label {value!r}, where one name or "
+                    "number is wanted; mend that, or leave data.classes out"
+                )
             if value not in numbers:
                 numbers[value] = self._class_number(row, value)
         return torch.tensor([numbers[value] for value in given], dtype=torch.int64)
@@ -434,6 +439,12 @@ def _find_columns(
             raise ConfigError(
                 f"data.path = {str(folder)!r} holds {held} where one is wanted, among "
                 f"{', '.join(features)}; name one {what!r}"
+            )
+    for name in wanted.get("caption", ()):
+        if "string" not in getattr(features[name], "dtype", ""):
+            raise ConfigError(
+                f"data.path = {str(folder)!r}: captions, in column {name!r}, are no text but "
+                f"{features[name]}; make each one a text"
             )
     return {names[0]: what for what, names in wanted.items()}
 

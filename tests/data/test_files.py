@@ -210,6 +210,18 @@ def test_metadata_and_pictures_that_do_not_match_are_refused(
     refused(text, lambda: open_one(config(tmp_path)))
 
 
+def test_captions_and_labels_that_are_lists_are_refused(tmp_path: Path) -> None:
+    rows = table().remove_columns("label")
+    lists = rows.add_column("caption", [["a", "b"]] * NUM).add_column("label", [[0, 1]] * NUM)
+    lists.save_to_disk(tmp_path / "data")
+    asked = config(tmp_path / "data", "hf")
+    says = r"captions, in column 'caption', are no text but List\(.*; make each one a text"
+    refused(says, lambda: open_shard(asked, 0, 1, 0, captions=True))
+    asked.classes = "2"
+    says = r"row 0 has the label \[0, 1\], where one name or number is wanted"
+    refused(says, lambda: open_one(asked))
+
+
 def test_where_captions_are_wanted_a_folder_without_any_is_told_how_to_give_them(
     tmp_path: Path,
 ) -> None:

@@ -118,6 +118,11 @@ def unet(**settings: Any) -> Callable[[Path], Any]:
     return lambda folder: diffusers.UNet2DModel(**UNET | settings).save_config(folder)
 
 
+def shifted(folder: Path) -> None:
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    scheduler.save_pretrained(pipeline(folder) / "scheduler")
+
+
 def nothing(folder: Path) -> None:
     """Of our own."""
 
@@ -129,6 +134,12 @@ def nothing(folder: Path) -> None:
         (nothing, {"path": "", "data": "ring8"}, "needs images, which 'ring8' has none of"),
         (nothing, {"path": "", "width": 12}, "is no multiple of 8"),
         (nothing, {"path": "", "scheduler": "DDPMSchedule"}, "did you mean 'DDPMScheduler'"),
+        (
+            nothing,
+            {"path": "", "scheduler": "AmusedScheduler"},
+            "'AmusedScheduler' with pred.* none",
+        ),
+        (shifted, {}, "shifts its noise by the size of pictures .use_dynamic_shifting.*false in"),
         (of_class("UNet2DConditionModel"), {}, "must be told encoder_hidden_states as well"),
         (of_class("Tensor"), {}, "'Tensor' is no network of diffusers"),
         (lambda folder: (folder / "config.json").write_text("{"), {}, "cannot be read"),
