@@ -60,6 +60,19 @@ DEFAULTS = {
 AT_ONCE = 16
 """Pictures that are encoded, made or decoded together."""
 _NOTE = "made_of.json"
+_README = """\
+# A LoRA of {path}
+
+`pytorch_lora_weights.safetensors` holds an adapter of rank {rank}, whose scale is 1. It goes with
+the weights of that `{kind}` alone:
+
+```python
+from diffusers import {kind}
+
+pipeline = {kind}.from_pretrained({path!r})
+pipeline.load_lora_weights(".")  # this folder
+```
+"""
 
 
 @dataclass
@@ -308,6 +321,8 @@ class TextToImage(Simple):
                 f"{part}_lora_adapter_metadata": network.peft_config["default"].to_dict(),
             },
         )
+        told = {"kind": self.folder.kind, "path": self.model.path, "rank": self.model.lora}
+        (folder / "README.md").write_text(_README.format(**told))
 
 
 class _Encoded(torch.utils.data.Dataset[Batch]):

@@ -44,6 +44,7 @@ _NUM_DEALS = 3
 _SPAN = 3  # neighbours in precision and recall, as in Kynkaanniemi et al. 2019
 _BALL = 5  # neighbours in density and coverage, as in Naeem et al. 2020
 _FEW = 6  # samples below which there are no such neighbours, and a mean says much of each
+_MANY = 500  # samples below which precision and recall say little
 
 
 def radii_of(points: Tensor, most: int) -> Tensor:
@@ -123,8 +124,9 @@ def measure_quality(
     better; `kid` may be negative), `precision`, `recall`, `density` and `coverage` (higher is
     better), what the data allow of `histogram`, `modes` and `good`, and the floor of each but
     `histogram` under its name with `_floor`. Of files seen through random features also `moments`,
-    tensors (`fedwan.metrics.distances`). With `num_real` below 6 there are neither moments nor the
-    four figures of neighbours, at 1 no `kid`. A `FedwanError` if samples are not finite.
+    tensors (`fedwan.metrics.distances`). With `num_real` below 500 there are neither `precision`
+    nor `recall`, below 6 neither moments nor `density` and `coverage`, at 1 no `kid`. A
+    `FedwanError` if samples are not finite.
     """
     num = len(real.x)
     is_own = data_name not in SOURCES
@@ -214,7 +216,9 @@ def _figures(held_out: Tensor, seen: Seen) -> dict[str, Any]:
     if len(held_out) > 1:
         figures["kid"] = fmean(kernel_between(held_out, draw) for draw in draws)
     if len(held_out) >= _FEW:
-        figures |= neighbours(held_out, draws[0].detach().to("cpu", torch.float64))
+        near = neighbours(held_out, draws[0].detach().to("cpu", torch.float64))
+        told = near if len(held_out) >= _MANY else ("density", "coverage")
+        figures |= {name: near[name] for name in told}
     return figures | seen.figures
 
 

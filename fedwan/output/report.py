@@ -16,7 +16,7 @@ from fedwan.files import replace_text
 from fedwan.output.board import SiteRow, read_run
 from fedwan.output.chart import WIDTH, Chart, Series, line_chart, stacked_bars
 from fedwan.output.records import EventRecord, QualityRecord, RoundRecord
-from fedwan.output.summary import LEAST_REAL, features_text, read_summary
+from fedwan.output.summary import features_text, read_summary
 from fedwan.output.units import (
     bytes_text,
     duration_text,
@@ -145,9 +145,8 @@ def _charts(run: _Run) -> Iterator[Chart | None]:
     title = "Fréchet distance of the EMA weights" + (" (log scale)" if is_wide else "")
     floor = Series("floor (real against real)", figures("fd_floor"), is_reference=True)
     yield line_chart(title, [Series("EMA", figures("fd")), floor], number_text, is_wide)
-    if any((q.figure("num_real") or 0) >= LEAST_REAL for q in run.qualities):
-        shares = [Series(name, figures(name)) for name in ("precision", "recall")]
-        yield line_chart("Precision and recall", shares, number_text)
+    shares = [Series(name, figures(name)) for name in ("precision", "recall")]
+    yield line_chart("Precision and recall", shares, number_text)
     yield from _per_site("Loss", run, lambda record: record.losses)
     # One point per step of the run, as sites may have a pace of their own: what all had sent.
     sent = []

@@ -60,8 +60,6 @@ class Summary:
     `not_covered`."""
 
 
-LEAST_REAL = 500
-"""Real samples without which precision, recall and the like say little and are not shown."""
 UNIT = "one sample of one site's shard, there or not"
 NOT_COVERED = (
     "several samples of the same person or thing, copies among them",
@@ -183,12 +181,12 @@ def _quality_texts(summary: Summary, board: Board) -> Iterator[Text]:
     more = f", {times}floor {number_text(floor)}"
     yield Text.assemble("Fréchet distance ", (number_text(fd), "bold"), more)
     parts = []
-    if num := figures.get("num_real", 0):
+    if num := figures.get("num_real"):
         parts.append(f"{features_text(board.config, summary.quality)}n = {int(num)}")
     if board.fd_untrained is not None:
         parts.append(f"untrained {number_text(board.fd_untrained)}")
     for name in ("precision", "recall"):
-        if name in figures and num >= LEAST_REAL:
+        if name in figures:
             parts.append(f"{name} {number_text(figures[name])}")
     if parts:
         yield Text("; ".join(parts))

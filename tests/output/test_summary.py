@@ -82,8 +82,6 @@ def test_one_screen_says_quality_bytes_and_where_to_look() -> None:
     own = dataclasses.replace(SUMMARY, quality={**QUALITY, "histogram": None})
     del own.quality["histogram"]  # a recipe's own data set, whatever data.name is
     assert "random features, n = 500" in shown(own, RECORDS)
-    few = dataclasses.replace(SUMMARY, quality=QUALITY | {"num_real": 499})
-    assert "n = 499" in (text := shown(few, RECORDS)) and "precision" not in text
     late = dataclasses.replace(SUMMARY, late=3, quality={"score": 7})
     text = shown(late, RECORDS[:1])
     assert "score 7" in text and "3 contributions merged late" in text and "times more" not in text

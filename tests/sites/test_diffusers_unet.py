@@ -137,7 +137,7 @@ def nothing(folder: Path) -> None:
         (
             nothing,
             {"path": "", "scheduler": "AmusedScheduler"},
-            "'AmusedScheduler' with pred.* none",
+            "'AmusedScheduler' with .* none",
         ),
         (shifted, {}, "shifts its noise by the size of pictures .use_dynamic_shifting.*false in"),
         (of_class("UNet2DConditionModel"), {}, "must be told encoder_hidden_states as well"),

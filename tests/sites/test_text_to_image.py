@@ -74,9 +74,12 @@ def test_an_exported_adapter_makes_the_same_pictures_in_plain_diffusers(
         param.data += 0.05 * param.requires_grad  # what two steps learn would not show
     made = run.workload.sample(2, 0)
     run.workload.save_pretrained(tmp_path / "adapter")
-    assert [path.name for path in (tmp_path / "adapter").iterdir()] == [
-        "pytorch_lora_weights.safetensors"
+    assert sorted(path.name for path in (tmp_path / "adapter").iterdir()) == [
+        "README.md",
+        "pytorch_lora_weights.safetensors",
     ]
+    readme = (tmp_path / "adapter" / "README.md").read_text()
+    assert "an adapter of rank 2" in readme and f"from_pretrained('{tmp_path / 'in'}')" in readme
     absent = {"text_encoder_3": None, "tokenizer_3": None} if make is stable_diffusion_3 else {}
     plain = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "in", **absent)
     generator = torch.Generator().manual_seed(derive_seed(0, "sample"))
