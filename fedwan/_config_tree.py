@@ -8,7 +8,6 @@ converts; here is what it does not say: the nearest key, what a value may be, al
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 import typing
@@ -52,7 +51,10 @@ def parse_words(words: Sequence[str], schema: type) -> Tree:
         if not text and not is_text:
             raise ConfigError(f"{key} has no value; give one, or null where that is one")
         try:
-            tree.merge_with_dotlist([f"{key}={json.dumps(text) if is_text else text}"])
+            if is_text:
+                OmegaConf.update(tree, key, text)
+            else:
+                tree.merge_with_dotlist([word])
         except (OmegaConfBaseException, yaml.YAMLError):
             raise ConfigError(f"{key} = {text!r} cannot be parsed; put it in quotes") from None
     return typing.cast(Tree, OmegaConf.to_container(tree))

@@ -24,6 +24,7 @@ from fedwan.extras import require
 from fedwan.files import absolute_path
 from fedwan.models.layers import clamp_images
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
+from fedwan.uses import Needs
 from fedwan.workloads import flow
 from fedwan.workloads.base import Batch, NetworkKind
 from fedwan.workloads.denoising import Denoising, read_json
@@ -34,6 +35,12 @@ NETWORKS: dict[str, NetworkKind] = {"denoiser": "regression"}
 USES = (
     *("site.precision", "site.precision=bf16-true", "site.accumulate", "site.recompute"),
     *("site.partition", "site.partition=weights", "data.labels"),
+    Needs("model.width", lambda c, _: not c.model["path"], "model.path=''"),
+    Needs(
+        "model.scheduler",
+        lambda c, _: _folders(c.model["path"])[1] is None,
+        "a model.path that names no scheduler",
+    ),
 )
 DEFAULTS = {
     "data.batch": 32,
@@ -60,6 +67,24 @@ class Model:
     """From noise to a sample."""
 
 
+def _folders(path: str) -> tuple[Path | None, Path | None]:
+    """Of the network and of the scheduler."""
+    if not path:
+        return None, None
+    root = Path(path)
+    if (root / "model_index.json").is_file():
+        parts = read_json(root / "model_index.json")
+        name = next((part for part in ("unet", "transformer") if part in parts), "unet")
+        return root / name, root / "scheduler"
+    if not (root / "config.json").is_file():
+        raise ConfigError(
+            f"model.path = {str(root)!r} holds no model_index.json and no config.json; give a "
+            "folder that diffusers' save_pretrained wrote"
+        )
+    scheduler = root.parent / "scheduler"
+    return root, scheduler if scheduler.is_dir() else None
+
+
 class Parts:
     """What a folder, or its absence, says: the classes of network and scheduler, and settings."""
 
@@ -72,7 +97,7 @@ class Parts:
                 f"workload 'diffusers_unet' needs images, which {config.data.name!r} has none of; "
                 "set workload=flow"
             )
-        network, scheduler = self._folders()
+        network, scheduler = _folders(self.model.path)
         self.settings = read_json(network / "config.json") if network else self._own(config)
         told = ("num_class_embeds", "num_embeds_ada_norm")
         self.num_classes = next((n for key in told if (n := self.settings.get(key))), 0)
@@ -87,23 +112,6 @@ class Parts:
         self._require_plain_call(name)
         found = {} if scheduler is None else read_json(scheduler / "scheduler_config.json")
         self.denoising = Denoising(found, self.model.scheduler)
-
-    def _folders(self) -> tuple[Path | None, Path | None]:
-        """Of the network and of the scheduler."""
-        if not self.model.path:
-            return None, None
-        root = Path(self.model.path)
-        if (root / "model_index.json").is_file():
-            parts = read_json(root / "model_index.json")
-            name = next((part for part in ("unet", "transformer") if part in parts), "unet")
-            return root / name, root / "scheduler"
-        if not (root / "config.json").is_file():
-            raise ConfigError(
-                f"model.path = {str(root)!r} holds no model_index.json and no config.json; give a "
-                "folder that diffusers' save_pretrained wrote"
-            )
-        scheduler = root.parent / "scheduler"
-        return root, scheduler if scheduler.is_dir() else None
 
     def _own(self, config: Config) -> dict[str, Any]:
         """Of a small UNet: as many levels, up to 3, as leave 4 pixels a side."""
@@ -170,6 +178,11 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"images of {sides[0]} x {sides[1]} cannot be halved {unit.bit_length() - 1} times, as "
             f"the network does; make both sides a multiple of {unit}"
+        )
+    if config.data.labels == "site" and not parts.num_classes:
+        raise ConfigError(
+            f"data.labels = 'site' has no effect: the network of model.path = {model.path!r} knows "
+            "no classes (num_class_embeds); leave it out"
         )
     if 0 < parts.num_classes < num_labels(config):
         raise ConfigError(

@@ -27,8 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedwan.config import Config, InnerConfig
+from fedwan.config import Config, DataConfig, InnerConfig
 from fedwan.data import source_of
+from fedwan.data.sources import parse_classes
 from fedwan.errors import ConfigError
 from fedwan.files import absolute_path
 from fedwan.metrics import measure_quality
@@ -80,6 +81,12 @@ def _teacher(config: Config) -> Teacher:
     return read_teacher(Path(config.model["teacher"]).absolute())
 
 
+def _samples(data: DataConfig) -> dict[str, str | int]:
+    """What a flow's samples are of, by the setting; equal where they are the same."""
+    classes = ",".join(parse_classes(data.classes))
+    return {"name": data.name, "size": source_of(data).shape[-1], "classes": classes}
+
+
 def _student(config: Config, kind: NetworkKind) -> InnerConfig:
     lr = 1e-3 if _teacher(config).sizes.network == "dit" else 5e-4
     return InnerConfig(lr=lr, beta1=0.9, beta2=0.99)
@@ -98,12 +105,15 @@ DEFAULTS = {
 def check(config: Config) -> None:
     """Refuse what cannot be built; the folder becomes absolute, as sites run in their own."""
     config.model["teacher"] = absolute_path(config.model["teacher"])
-    model, teacher, data_name = Model(**config.model), _teacher(config), config.data.name
-    if teacher.data_name != data_name:
-        raise ConfigError(
-            f"model.teacher = {model.teacher!r} makes samples of {teacher.data_name!r}, not of "
-            f"{data_name!r}; set data.name={teacher.data_name}"
-        )
+    model, teacher = Model(**config.model), _teacher(config)
+    ours = _samples(config.data)
+    for key, theirs in _samples(teacher.data).items():
+        is_told = key != "classes" or teacher.sizes.network == "dit"
+        if is_told and theirs != ours[key]:
+            raise ConfigError(
+                f"model.teacher = {model.teacher!r} makes samples of data.{key} = {theirs!r}, not "
+                f"of {ours[key]!r}; set data.{key}={theirs}"
+            )
     least = {"student_steps": 1, "solver_steps": 1, "hidden": 1}
     require_each(model, **least, adversarial=0, half_life=0, guidance=0)
     if model.student_steps > model.solver_steps:
@@ -236,9 +246,7 @@ class Distill(Descent):
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """And the teacher's: in the steps of its own run, and in as few as the student takes."""
         labels, seed = self._labels(real), derive_seed(seed, "evaluate")
-        measure = partial(
-            measure_quality, self.config.data.name, real, features=self.config.eval.features
-        )
+        measure = partial(measure_quality, self._measured, real, features=self.config.eval.features)
         if (key := (seed, len(labels))) not in self.teacher_figures:
             sigmas = flow.flow_sigmas(self.origin.euler_steps, self.origin.shift).to(self.device)
             ways = {"": flow.EulerSolver(sigmas), "_few": self._phases.jumps}

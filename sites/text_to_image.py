@@ -10,6 +10,7 @@ alone travel. What the scheduler learns: `fedwan.workloads.denoising`.
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import shutil
@@ -30,6 +31,7 @@ from fedwan.extras import require
 from fedwan.files import absolute_path
 from fedwan.models.layers import clamp_images
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
+from fedwan.uses import Needs
 from fedwan.workloads.base import Batch, NetworkKind
 from fedwan.workloads.descent import Simple
 from fedwan.workloads.pipelines import PIPELINES, Folder, Told
@@ -39,7 +41,15 @@ _log = logging.getLogger(__name__)
 
 NETWORKS: dict[str, NetworkKind] = {"denoiser": "regression"}
 CAPTIONS = True
-USES = ("site.precision", "site.precision=bf16-true", "site.accumulate", "site.recompute")
+USES = (
+    *("site.precision", "site.precision=bf16-true", "site.accumulate", "site.recompute"),
+    Needs("model.lora_targets", lambda c, _: c.model["lora"], "a model.lora of 1 or more"),
+    Needs(
+        "data.classes",
+        lambda c, _: c.data.split not in ("iid", "own"),
+        "data.split=by_label or dirichlet:A",
+    ),
+)
 DEFAULTS = {
     "data.batch": 8,
     "steps": 2000,
@@ -49,6 +59,20 @@ DEFAULTS = {
 }
 AT_ONCE = 16
 """Pictures that are encoded, made or decoded together."""
+_NOTE = "made_of.json"
+_README = """\
+# A LoRA of {path}
+
+`pytorch_lora_weights.safetensors` holds an adapter of rank {rank}, whose scale is 1. It goes with
+the weights of that `{kind}` alone:
+
+```python
+from diffusers import {kind}
+
+pipeline = {kind}.from_pretrained({path!r})
+pipeline.load_lora_weights(".")  # this folder
+```
+"""
 
 
 @dataclass
@@ -84,6 +108,11 @@ def check(config: Config) -> None:
     if config.data.name not in FILE_NAMES:
         raise ConfigError(
             f"data.name = {config.data.name!r} has no captions; set data.name=folder and data.path"
+        )
+    if config.data.workers:
+        raise ConfigError(
+            f"data.workers = {config.data.workers} has no effect: pictures are read once, before "
+            "the first step; leave it out"
         )
     folder = Folder(model.path, model.min_snr, model.noise_offset)
     takes = folder.settings.get("in_channels", folder.channels)
@@ -141,16 +170,18 @@ class TextToImage(Simple):
         self.networks["vae"] = self._vae  # frozen, and the same at every site
 
     def prepare(self, shard: Shard, folder: Path) -> Shard:
-        """Encode a site's pictures and captions into `folder`/encoded, if they are not there yet.
+        """Encode a site's pictures and captions into `folder`/encoded, if the same are not there.
 
         A batch's `x` is then latents, and `y` the number of its caption in a table of embeddings,
         whose first is of no caption; held-out `x` stay pictures.
         """
-        made = folder / "encoded"
+        made, of = folder / "encoded", self._made_of(shard)
         if int(os.environ.get("LOCAL_RANK", "0")):  # the machine's first process encodes
-            while not made.exists():
+            while _noted(made) != of:
                 time.sleep(0.5)
-        elif not made.exists():
+        elif _noted(made) != of:
+            if made.exists():
+                shutil.rmtree(made)
             with torch.no_grad():
                 self._encode(shard, made)
         names = PIPELINES[self.folder.kind]
@@ -162,6 +193,12 @@ class TextToImage(Simple):
         return dataclasses.replace(
             shard, train=train, held_out=held_out, num_classes=num, workers=0, flip=False
         )
+
+    def _made_of(self, shard: Shard) -> dict[str, Any]:
+        """What decides which latents and embeddings there are, for `_noted`."""
+        counts = len(shard.train), len(shard.held_out["x"])
+        data = {"data": self.config.data.path, "size": self._side, "flip": shard.flip}
+        return {"model": self.model.path, **data, "samples": list(counts)}
 
     def _encode(self, shard: Shard, made: Path) -> None:
         """Write the files of `prepare`, a batch at a time; all of them are there, or none."""
@@ -192,6 +229,7 @@ class TextToImage(Simple):
             done += len(texts)
         for table in tables.values():
             table.flush()
+        (building / _NOTE).write_text(json.dumps(self._made_of(shard)))
         try:
             building.rename(made)
         except OSError:  # another machine of the site was faster
@@ -283,6 +321,8 @@ class TextToImage(Simple):
                 f"{part}_lora_adapter_metadata": network.peft_config["default"].to_dict(),
             },
         )
+        told = {"kind": self.folder.kind, "path": self.model.path, "rank": self.model.lora}
+        (folder / "README.md").write_text(_README.format(**told))
 
 
 class _Encoded(torch.utils.data.Dataset[Batch]):
@@ -310,6 +350,14 @@ def _read(train: Any, ways: Sequence[bool]) -> Iterator[tuple[Tensor, list[str]]
 
 def _chunks(items: Sequence[Any]) -> Iterator[Any]:
     return (items[start : start + AT_ONCE] for start in range(0, len(items), AT_ONCE))
+
+
+def _noted(made: Path) -> Any:
+    """What a folder's latents and embeddings were made of; None if it does not say."""
+    try:
+        return json.loads((made / _NOTE).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _new(path: Path, shape: tuple[int, ...], kind: Any) -> Any:

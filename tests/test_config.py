@@ -47,6 +47,8 @@ def test_words_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> 
     # Text is taken as it was typed, also where YAML would see a number or a truth value.
     config = load(None, ["out=2024", "data.split=dirichlet:0.5", "log.wandb=online", "workload=on"])
     assert (config.out, config.data.split, config.workload) == ("2024", "dirichlet:0.5", "on")
+    for text in ("runs/\U0001f680", "a'b", "{a", "- a: b", "'x"):
+        assert load(None, [f"out={text}"]).out == text
     path.write_text("log:\n  wandb: false\n")
     with pytest.raises(ConfigError, match="log.wandb = 'False' is none of disabled"):
         load(path)

@@ -52,7 +52,10 @@ def _options(
         raise typer.Exit
 
 
-_OF_A_PATH = (PermissionError, FileNotFoundError, FileExistsError, IsADirectoryError)
+_OF_A_PATH = (
+    *(PermissionError, FileNotFoundError, FileExistsError),
+    *(IsADirectoryError, NotADirectoryError),
+)
 """Whoever named the path can mend it."""
 
 

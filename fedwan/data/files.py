@@ -120,10 +120,8 @@ class Transform(NamedTuple):
 
 def _rgb(image: Image.Image) -> Image.Image:
     """8 bits a channel, transparent pixels on white; a `BadPicture` of values without a range."""
-    if image.mode[0] == "I":
-        values = np.asarray(image)
-        if 0 <= values.min() and values.max() < 1 << 16:
-            image = Image.fromarray((values >> 8).astype(np.uint8))
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode[0] in "IF":
         raise BadPicture(
             f"is of Pillow's mode {image.mode!r}, numbers whose black and white are not known; "
@@ -171,6 +169,11 @@ class Files:
             given = [key.partition(os.sep)[0] if os.sep in key else None for key in self.keys]
         numbers: dict[Any, int] = {}
         for row, value in enumerate(given):
+            if isinstance(value, list | dict):
+                raise ConfigError(
+                    f"data.path: {self.name(row)} has the label {value!r}, where one name or "
+                    "number is wanted; mend that, or leave data.classes out"
+                )
             if value not in numbers:
                 numbers[value] = self._class_number(row, value)
         return torch.tensor([numbers[value] for value in given], dtype=torch.int64)
@@ -178,9 +181,9 @@ class Files:
     def _class_number(self, row: int, value: Any) -> int:
         is_numbered = self.classes == tuple(map(str, range(len(self.classes))))
         # The table's own classes, where it has any: its labels are numbers of these.
-        feature = None if is_numbered else self.rows.features.get("label")
-        known = getattr(feature, "names", ())
-        if isinstance(value, int) and 0 <= value < len(known):
+        known = getattr(self.rows.features.get("label"), "names", ())
+        is_named = not is_numbered or set(known) <= set(self.classes)
+        if is_named and isinstance(value, int) and 0 <= value < len(known):
             value = known[value]
         if value is None:
             has_labels = "label" in self.rows.features
@@ -436,6 +439,12 @@ def _find_columns(
             raise ConfigError(
                 f"data.path = {str(folder)!r} holds {held} where one is wanted, among "
                 f"{', '.join(features)}; name one {what!r}"
+            )
+    for name in wanted.get("caption", ()):
+        if "string" not in getattr(features[name], "dtype", ""):
+            raise ConfigError(
+                f"data.path = {str(folder)!r}: captions, in column {name!r}, are no text but "
+                f"{features[name]}; make each one a text"
             )
     return {names[0]: what for what, names in wanted.items()}
 

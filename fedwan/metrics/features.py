@@ -135,11 +135,11 @@ def _drop(x: Tensor, generator: torch.Generator) -> Tensor:
 
 @torch.no_grad()
 def see_images(images: Tensor) -> Tensor:
-    """Mean response of each random filter, (N, 64), to images (N, 3, height, width), CPU."""
+    """Mean response of each random filter, (N, 64), to images (N, 1 or 3, height, width)."""
     parts: list[Tensor] = []
     with one_thread():
         for chunk in torch.split(images.detach(), _CHUNK):
-            x, means = chunk.to("cpu", torch.float32), []
+            x, means = chunk.to("cpu", torch.float32).expand(-1, 3, -1, -1), []
             for layer in _random_layers():
                 x = functional.leaky_relu(layer(x), _SLOPE)
                 means.append(x.mean(dim=(2, 3)))

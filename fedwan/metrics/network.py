@@ -27,6 +27,7 @@ from fedwan.extras import require
 
 _CHUNK = 64
 _SIDE = 64  # of the image that a network is tried on
+_UNFIT = (RuntimeError, ValueError, OSError, KeyError, AttributeError, TypeError, torch.jit.Error)
 
 Network = Callable[[Tensor], Tensor]
 
@@ -62,7 +63,7 @@ def load_network(path: str, device: torch.device) -> Network:
     try:
         forward = _scripted(found, device) if found.is_file() else _pretrained(found, device)
         features = forward(torch.zeros(2, 3, _SIDE, _SIDE, dtype=torch.uint8, device=device))
-    except (RuntimeError, ValueError, OSError, KeyError) as error:
+    except _UNFIT as error:
         first = str(error).strip().splitlines()
         raise ConfigError(
             f"eval.features = {path!r} cannot be used: {first[-1] if first else error!r}; "

@@ -3,7 +3,8 @@
 The Frechet distance of small samples is biased upwards, so a figure means something only beside its
 floor, taken the same way: `fd` is the distance between the n held-out samples and n generated ones,
 `fd_floor` between them and n of the real training split, each the mean over `NUM_DRAWS` disjoint
-draws. A perfect generator has fd = fd_floor. Of files there is no public training split: their
+draws. A perfect generator has fd = fd_floor. Of files, and of a recipe's own pictures, there is no
+public training split: their
 held-out samples are dealt into two halves, seen through random features in deviations of their own,
 or through the network that `eval.features` names, as it gives them.
 
@@ -20,7 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedwan.data import FILE_NAMES, Source, find_source
+from fedwan.data import Source, find_source
+from fedwan.data.sources import SOURCES
 from fedwan.errors import FedwanError
 from fedwan.metrics.distances import (
     SMALLEST_DEVIATION,
@@ -42,6 +44,7 @@ _NUM_DEALS = 3
 _SPAN = 3  # neighbours in precision and recall, as in Kynkaanniemi et al. 2019
 _BALL = 5  # neighbours in density and coverage, as in Naeem et al. 2020
 _FEW = 6  # samples below which there are no such neighbours, and a mean says much of each
+_MANY = 500  # samples below which precision and recall say little
 
 
 def radii_of(points: Tensor, most: int) -> Tensor:
@@ -96,7 +99,7 @@ def count_modes(points: Tensor, centres: Tensor, sigma: float) -> dict[str, Any]
 
 def num_generated(data_name: str, num: int) -> int:
     """How many samples `measure_quality` takes beside so many held-out ones."""
-    return NUM_DRAWS * (max(1, num // 2) if data_name in FILE_NAMES else num)
+    return NUM_DRAWS * (max(1, num // 2) if data_name not in SOURCES else num)
 
 
 class Seen(NamedTuple):
@@ -109,7 +112,10 @@ class Seen(NamedTuple):
 def measure_quality(
     data_name: str, real: Batch, generated: Tensor, features: str = ""
 ) -> dict[str, Any]:
-    """Figures of `num_generated` samples beside n held-out ones, n > 0; of one file there are none.
+    """Figures of `num_generated` samples beside n held-out ones, n > 0.
+
+    Of one picture of files, or of one's own data set (`data_name` ''), there are none, nor of what
+    is no picture.
 
     They are seen through the network at the path `features`, if one is given
     (`fedwan.metrics.network`).
@@ -118,18 +124,20 @@ def measure_quality(
     better; `kid` may be negative), `precision`, `recall`, `density` and `coverage` (higher is
     better), what the data allow of `histogram`, `modes` and `good`, and the floor of each but
     `histogram` under its name with `_floor`. Of files seen through random features also `moments`,
-    tensors (`fedwan.metrics.distances`). With `num_real` below 6 there are neither moments nor the
-    four figures of neighbours, at 1 no `kid`. A `FedwanError` if samples are not finite.
+    tensors (`fedwan.metrics.distances`). With `num_real` below 500 there are neither `precision`
+    nor `recall`, below 6 neither moments nor `density` and `coverage`, at 1 no `kid`. A
+    `FedwanError` if samples are not finite.
     """
     num = len(real.x)
+    is_own = data_name not in SOURCES
+    if is_own and (num < 2 or real.x.dim() != 4 or real.x.shape[1] not in (1, 3)):
+        return {}
     assert generated.shape == (num_generated(data_name, num), *real.x.shape[1:])
     _refuse_diverged(generated)
-    if data_name in FILE_NAMES and num < 2:
-        return {}
     network = load_network(features, generated.device) if features else None
     with one_thread():
         packed: dict[str, Any] = {}
-        if data_name in FILE_NAMES:
+        if is_own:
             held_out, fake, reference, packed = _see_halves(real.x, generated, network)
         else:
             held_out, fake = (see(find_source(data_name), x, network) for x in (real.x, generated))
@@ -208,7 +216,9 @@ def _figures(held_out: Tensor, seen: Seen) -> dict[str, Any]:
     if len(held_out) > 1:
         figures["kid"] = fmean(kernel_between(held_out, draw) for draw in draws)
     if len(held_out) >= _FEW:
-        figures |= neighbours(held_out, draws[0].detach().to("cpu", torch.float64))
+        near = neighbours(held_out, draws[0].detach().to("cpu", torch.float64))
+        told = near if len(held_out) >= _MANY else ("density", "coverage")
+        figures |= {name: near[name] for name in told}
     return figures | seen.figures
 
 

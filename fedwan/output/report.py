@@ -16,7 +16,7 @@ from fedwan.files import replace_bytes
 from fedwan.output.board import SiteRow, read_run
 from fedwan.output.chart import WIDTH, Chart, Series, line_chart, stacked_bars
 from fedwan.output.records import EventRecord, QualityRecord, RoundRecord
-from fedwan.output.summary import LEAST_REAL, features_text, read_summary
+from fedwan.output.summary import features_text, read_summary
 from fedwan.output.units import (
     bytes_text,
     duration_text,
@@ -120,7 +120,8 @@ def _quality(run: _Run) -> tuple[str, str, str]:
     untrained = run.board.fd_untrained
     before = "" if untrained is None else f"; untrained {number_text(untrained)}"
     num = run.qualities[-1].figure("num_real")
-    told = f"; {features_text(run.board.config)}n = {int(num)}" if num else ""
+    seen = features_text(run.board.config, run.qualities[-1].figures)
+    told = f"; {seen}n = {int(num)}" if num else ""
     text = f"{times}floor {number_text(floor)}{before}{told}"
     return "Fréchet distance", number_text(fd), text
 
@@ -144,15 +145,14 @@ def _charts(run: _Run) -> Iterator[Chart | None]:
     title = "Fréchet distance of the EMA weights" + (" (log scale)" if is_wide else "")
     floor = Series("floor (real against real)", figures("fd_floor"), is_reference=True)
     yield line_chart(title, [Series("EMA", figures("fd")), floor], number_text, is_wide)
-    if any((q.figure("num_real") or 0) >= LEAST_REAL for q in run.qualities):
-        shares = [Series(name, figures(name)) for name in ("precision", "recall")]
-        yield line_chart("Precision and recall", shares, number_text)
+    shares = [Series(name, figures(name)) for name in ("precision", "recall")]
+    yield line_chart("Precision and recall", shares, number_text)
     yield from _per_site("Loss", run, lambda record: record.losses)
-    # One point per step: what all sites had sent by then.
+    # One point per step of the run, as sites may have a pace of their own: what all had sent.
     sent = []
     for name in ("up", "down"):
         sums = accumulate(getattr(record, f"bytes_{name}") for record in run.rounds)
-        steps = (record.step for record in run.rounds)
+        steps = (record.run_step for record in run.rounds)
         sent.append(Series(name, sorted(dict(zip(steps, sums, strict=True)).items())))
     yield line_chart("Bytes on the wire, all sites", sent, bytes_text)
     busy = {name: (row.compute_s, row.wait_s) for name, row in run.sites.items()}

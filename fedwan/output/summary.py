@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,6 @@ class Summary:
     `not_covered`."""
 
 
-LEAST_REAL = 500
-"""Real samples without which precision, recall and the like say little and are not shown."""
 UNIT = "one sample of one site's shard, there or not"
 NOT_COVERED = (
     "several samples of the same person or thing, copies among them",
@@ -158,13 +156,13 @@ def _lines(summary: Summary, board: Board, out: Path) -> Iterator[tuple[str, str
     yield "report", Text(str(out / "report.html"), "cyan")
 
 
-def features_text(config: Config) -> str:
-    """What images are seen through when their distance is measured, and a comma."""
+def features_text(config: Config, figures: Mapping[str, Any]) -> str:
+    """What images were seen through when their distance was measured, and a comma."""
     if config.eval.features:
         return f"{Path(config.eval.features).name}, "
-    if config.workload == COMMAND or config.data.name == "ring8":
+    if config.workload == COMMAND or "modes" in figures:
         return ""
-    return "own classifier, " if config.data.name in ("digits", "emoji") else "random features, "
+    return "own classifier, " if "histogram" in figures else "random features, "
 
 
 def _quality_texts(summary: Summary, board: Board) -> Iterator[Text]:
@@ -183,12 +181,12 @@ def _quality_texts(summary: Summary, board: Board) -> Iterator[Text]:
     more = f", {times}floor {number_text(floor)}"
     yield Text.assemble("Fréchet distance ", (number_text(fd), "bold"), more)
     parts = []
-    if num := figures.get("num_real", 0):
-        parts.append(f"{features_text(board.config)}n = {int(num)}")
+    if num := figures.get("num_real"):
+        parts.append(f"{features_text(board.config, summary.quality)}n = {int(num)}")
     if board.fd_untrained is not None:
         parts.append(f"untrained {number_text(board.fd_untrained)}")
     for name in ("precision", "recall"):
-        if name in figures and num >= LEAST_REAL:
+        if name in figures:
             parts.append(f"{name} {number_text(figures[name])}")
     if parts:
         yield Text("; ".join(parts))

@@ -18,13 +18,14 @@ from torch import Tensor
 
 from fedwan.codecs import Codec, codec_by_name, fp32
 from fedwan.config import Config, site_names
-from fedwan.data import data_at_site, open_shard
+from fedwan.errors import ConfigError
 from fedwan.fragments import Fragment, whole
 from fedwan.link.client import CHUNK_BYTES
 from fedwan.link.framing import pack
 from fedwan.models.experts import train_own
 from fedwan.rng import NamedGenerators
 from fedwan.site.joining import choose_device
+from fedwan.site.recipe import open_data
 from fedwan.state import Layout, Role, TensorSpec
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import Workload, keep_local
@@ -136,10 +137,14 @@ def load_of(strategy: Strategy, fragment: Fragment, costs: Costs) -> Load:
 
 def step_seconds(config: Config, workload: Workload) -> float:
     """Seconds of a step, the median of some; the workload's weights move."""
+    if hasattr(workload, "prepare"):
+        raise ConfigError(
+            f"workload {config.workload!r} encodes its data before the first step, so that none is "
+            "timed here; add step_s=SECONDS, what a step takes"
+        )
     device = choose_device(config.device)
-    data = data_at_site(config.data, site_names(config)[0])
     rng = NamedGenerators(config.seed, "calibration")
-    shard = open_shard(data, 0, config.sites, config.seed)
+    shard = open_data(config, site_names(config)[0])
     stream = shard.loader(config.data.batch, rng["data"], device)
     train_own(workload.networks.values(), 0, shard.count)
     return _seconds(lambda: workload.step(next(stream), rng, keep_local), BUDGET_S)

@@ -128,10 +128,17 @@ def _scheduler(library: Any, found: dict[str, Any], default: str) -> Any:
             f"{nearest(name, names)}"
         )
     if name.startswith("FlowMatch"):
+        if found.get("use_dynamic_shifting"):
+            raise ConfigError(
+                f"scheduler {name!r} shifts its noise by the size of pictures "
+                "(use_dynamic_shifting), which this workload does not; set that to false in "
+                "scheduler_config.json"
+            )
         return kind.from_config(found)
     scheduler = library.DDPMScheduler.from_config(found)
     target = found.get("prediction_type", "epsilon")
-    if target not in TARGETS or "beta_schedule" not in kind.from_config(found).config:
+    has_betas = "beta_schedule" in inspect.signature(kind.__init__).parameters
+    if target not in TARGETS or not has_betas:
         raise ConfigError(
             f"scheduler {name!r} with prediction_type {target!r} is none that this workload knows; "
             f"it knows {', '.join(TARGETS)}, and FlowMatch schedulers"

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedwan.config import Config
+from fedwan.app import load_workload
+from fedwan.config import COMMAND, Config
 from fedwan.data.sources import has_own_data
 from fedwan.metrics import measure_quality, num_generated
 from fedwan.rng import NamedGenerators, derive_seed
@@ -93,9 +94,15 @@ class Descent(ABC):
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """See `fedwan.metrics.measure_quality`; of samples that are made of noise and weights."""
-        config = self.config
         generated = self.sample_like(self._labels(real), derive_seed(seed, "evaluate"))
-        return measure_quality(config.data.name, real, generated, config.eval.features)
+        return measure_quality(self._measured, real, generated, self.config.eval.features)
+
+    @cached_property
+    def _measured(self) -> str:
+        """The data set that samples are measured beside; '' of a recipe's own `dataset`."""
+        name = self.config.workload
+        is_own = name != COMMAND and hasattr(load_workload(name), "dataset")
+        return "" if is_own else self.config.data.name
 
     def sample_like(self, labels: Tensor, seed: int) -> Tensor:
         """As `sample`, of these labels, (num,) int64, by networks that are told any."""
@@ -107,7 +114,7 @@ class Descent(ABC):
         Of common data nobody's number is known, where sites are told: as many of each.
         """
         data = self.config.data
-        turns = torch.arange(num_generated(data.name, len(real.x)))
+        turns = torch.arange(num_generated(self._measured, len(real.x)))
         if data.labels == "site" and not has_own_data(data):
             return turns % self.config.sites
         return real.y[turns % len(real.y)]

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.nn.functional import layer_norm
 
 from fedwan.app import num_experts
-from fedwan.config import load
+from fedwan.config import DataConfig, load
 from fedwan.errors import ConfigError, FedwanError
 from fedwan.models.velocity import VelocitySizes
 from fedwan.weights import load as load_trained
@@ -98,7 +98,7 @@ class Teacher(NamedTuple):
     """What a flow's run says of its network."""
 
     folder: Path
-    data_name: str
+    data: DataConfig
     sizes: VelocitySizes
     label_dropout: float
     shift: float
@@ -140,7 +140,7 @@ def read_teacher(folder: Path) -> Teacher:
             "holds no checkpoint/coordinator.safetensors; wait until that run is done, or copy the "
             "file there"
         )
-    return Teacher(folder, config.data.name, sizes, *rest)
+    return Teacher(folder, config.data, sizes, *rest)
 
 
 def load_teacher(teacher: Teacher, network: nn.Module) -> None:

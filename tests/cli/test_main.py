@@ -21,6 +21,7 @@ from fedwan.config import Config, dump, from_json
 from fedwan.errors import LinkLost
 from fedwan.output.records import Recorder
 from tests.cli.conftest import Command
+from tests.trained_runs import write_run
 
 MODEL = ("params=57182660", "step_s=0.1")
 LINK = ("link.rate_mbit=100", "link.rtt_ms=100")
@@ -98,6 +99,26 @@ def test_a_damaged_byte_is_shown_as_one_and_what_cannot_be_read_is_named(
     (tmp_path / "metrics.jsonl").mkdir()
     code, out, err = fedwan(command, str(tmp_path))
     assert (code, out, err) == (2, "", f"fedwan: {tmp_path}/metrics.jsonl: Is a directory\n")
+
+
+def test_what_lies_below_a_file_is_told_in_a_line(fedwan: Command, tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    (tmp_path / "file").write_text("")
+    path = f"{tmp_path}/file/weights"
+    code, out, err = fedwan("export", str(tmp_path / "run"), path)
+    assert (code, out, err) == (2, "", f"fedwan: {path}: Not a directory\n")
+
+
+def test_more_pictures_than_one_has_room_for_are_refused_before_they_are_made(
+    fedwan: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures = ("data.name=folder", f"data.path={tmp_path}", "data.size=128", "data.batch=4")
+    write_run(tmp_path / "run", *pictures, "model.width=1")
+    words = ("sample", str(tmp_path / "run"), f"--out={tmp_path / 'x.png'}")
+    code, out, err = fedwan(*words, "--num=935")
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert "no room for so many pictures of 128 by 128 pixels; give --num 934 or less" in err
+    assert not (tmp_path / "x.png").exists()
 
 
 @pytest.mark.parametrize(

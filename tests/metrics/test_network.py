@@ -35,6 +35,14 @@ class Asked(nn.Module):
         return means if return_features else means.sum(dim=1, keepdim=True)
 
 
+class Large(nn.Module):
+    """Refuses images of fewer pixels than Inception takes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[-1] >= 299, "small"
+        return x.float().mean((2, 3))
+
+
 class Wrong(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.float().mean().expand(7)
@@ -95,10 +103,22 @@ def test_what_is_no_such_network_is_told_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/config.json").write_text("{}")
     script(Wrong(), tmp_path / "wrong.pt")
+    script(Large(), tmp_path / "large.pt")
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    sizes |= {"intermediate_size": 8}
+    text = transformers.BertConfig(**sizes, vocab_size=9)
+    pictures = transformers.ViTMAEConfig(**sizes, image_size=32, patch_size=8)
+    for config in (text, pictures):
+        model = transformers.AutoModel.from_config(config)
+        model.save_pretrained(tmp_path / config.model_type)
     for name, told in {
         "gone.pt": "is no TorchScript file, and no folder",
         "text.pt": "cannot be used",
         "folder": "cannot be used",
+        "large.pt": "cannot be used",
+        "bert": "cannot be used",
+        "vit_mae": "cannot be used",
         "wrong.pt": "gives no tensor of",
     }.items():
         with pytest.raises(ConfigError, match=rf"eval\.features = '.*{name}' {told}") as caught:

@@ -89,6 +89,15 @@ def test_a_flood_of_events_shows_its_beginning_and_its_end(tmp_path: Path) -> No
     assert "event-100." not in html
 
 
+def test_bytes_of_sites_at_a_pace_of_their_own_are_told_by_the_run_s_steps(tmp_path: Path) -> None:
+    with Outputs(make_config(tmp_path), tmp_path) as outputs:
+        for version, (site, step) in enumerate([("s1", 20), ("s1", 40), ("s2", 20)], start=1):
+            outputs.record(round_row(version, site) | {"step": step})
+    html = (tmp_path / "report.html").read_text()
+    for count in (1, 2, 3):
+        assert f"up: {count}.00 kB at {10 * count}<" in html
+
+
 def test_a_flood_of_names_leaves_the_charts_of_those_that_came_most_often(tmp_path: Path) -> None:
     with Outputs(make_config(tmp_path), tmp_path) as outputs:
         for version in (1, 2, 3):

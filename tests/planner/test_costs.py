@@ -9,6 +9,7 @@ import pytest
 from fedwan.app import load_workload, resolve_workload
 from fedwan.codecs import codec_by_name
 from fedwan.config import Config, DataConfig, NetworkConfig
+from fedwan.errors import ConfigError
 from fedwan.fragments import whole
 from fedwan.planner import costs
 from fedwan.planner.candidates import synthetic_layout
@@ -72,3 +73,15 @@ def test_codecs_are_timed_both_ways_on_no_more_values_than_needed(
     found = costs.coding_costs(synthetic_layout(400_000))
     assert found.keys() == CODECS.keys()
     assert all(0 < x.encode_s < 1e-3 and 0 < x.add_s < 1e-3 for x in found.values())
+
+
+def test_steps_are_timed_on_a_recipe_s_own_data_and_refused_where_these_are_encoded_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(costs, "BUDGET_S", 0.0)
+    config = resolve_workload(Config(workload="tests.workloads.pictures"))  # data.name is digits
+    workload = load_workload(config.workload).build(config, "cpu")
+    assert 0 < costs.step_seconds(config, workload) < 60
+    workload.prepare = lambda shard, folder: shard
+    with pytest.raises(ConfigError, match="add step_s=SECONDS"):
+        costs.step_seconds(config, workload)

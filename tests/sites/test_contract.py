@@ -44,7 +44,7 @@ class Case(NamedTuple):
 
     def config(self, seed: int = 0, **model: Any) -> Config:
         data = DataConfig(self.data, batch=8)
-        name = self.recipe.__name__.rpartition(".")[2]
+        name = self.recipe.__name__.removeprefix("sites.")
         return Config(name, seed=seed, sites=2, data=data, model=self.model | model)
 
     def run(self, seed: int = 0, site: int = 0) -> Run:

@@ -118,6 +118,11 @@ def unet(**settings: Any) -> Callable[[Path], Any]:
     return lambda folder: diffusers.UNet2DModel(**UNET | settings).save_config(folder)
 
 
+def shifted(folder: Path) -> None:
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    scheduler.save_pretrained(pipeline(folder) / "scheduler")
+
+
 def nothing(folder: Path) -> None:
     """Of our own."""
 
@@ -129,9 +134,18 @@ def nothing(folder: Path) -> None:
         (nothing, {"path": "", "data": "ring8"}, "needs images, which 'ring8' has none of"),
         (nothing, {"path": "", "width": 12}, "is no multiple of 8"),
         (nothing, {"path": "", "scheduler": "DDPMSchedule"}, "did you mean 'DDPMScheduler'"),
+        (
+            nothing,
+            {"path": "", "scheduler": "AmusedScheduler"},
+            "'AmusedScheduler' with .* none",
+        ),
+        (shifted, {}, "shifts its noise by the size of pictures .use_dynamic_shifting.*false in"),
         (of_class("UNet2DConditionModel"), {}, "must be told encoder_hidden_states as well"),
         (of_class("Tensor"), {}, "'Tensor' is no network of diffusers"),
         (lambda folder: (folder / "config.json").write_text("{"), {}, "cannot be read"),
+        (unet(), {"width": 64}, "model.width = 64 needs model.path=''; set that, or leave it out"),
+        (pipeline, {"scheduler": "DDIMScheduler"}, "needs a model.path that names no scheduler"),
+        (unet(), {"labels": "site"}, "data.labels = 'site' has no effect: the network of"),
         (unet(in_channels=3), {}, "takes images of 3 channels, and data are of 1"),
         (unet(num_class_embeds=5), {}, "knows 5 classes, and data have 10"),
         (
@@ -145,7 +159,10 @@ def test_what_cannot_be_trained_is_one_line(
     make: Any, model: dict[str, Any], text: str, tmp_path: Path
 ) -> None:
     make(tmp_path)
-    refused(diffusers_unet, config(**{"path": tmp_path} | model), text)
+    labels = model.pop("labels", "class")
+    chosen = config(**{"path": tmp_path} | model)
+    chosen.data.labels = labels
+    refused(diffusers_unet, chosen, text)
 
 
 def test_no_memory_is_taken_to_learn_what_it_consists_of(tmp_path: Path) -> None:

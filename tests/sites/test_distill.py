@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedwan.config import Config, DataConfig, load
+from fedwan.config import Config, DataConfig, dump, load
 from fedwan.site.replica import Replica
 from fedwan.state import hash_state, read_tensors, select_prefix
 from fedwan.workloads.base import Batch
@@ -111,7 +113,7 @@ def test_the_folder_is_named_from_the_root(
         ({"student_steps": 0}, "model.student_steps = 0 is out of range"),
         ({"student_steps": 7}, "model.student_steps = 7 is more .* 6,.*model.student_steps=6"),
         ({"guidance": 2.0}, "model.guidance = 2.0 needs a teacher .*; leave it out"),
-        ({"data": "digits"}, "'ring8', not of 'digits'; set data.name=ring8"),
+        ({"data": "digits"}, "data.name = 'ring8', not of 'digits'; set data.name=ring8"),
     ],
     ids=str,
 )
@@ -122,3 +124,25 @@ def test_what_cannot_be_built_is_refused_in_one_line(
     asked.data.name = model.pop("data", "ring8")
     asked.model |= model
     refused(distill, asked, text)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"size": 16}, "of data.size = 8, not of 16; set data.size=8"),
+        (
+            {"classes": "dog,cat"},
+            "data.classes = 'cat,dog', not of 'dog,cat'; set data",
+        ),
+    ],
+    ids=str,
+)
+def test_a_teacher_of_pictures_of_another_size_or_of_classes_in_another_order_is_refused(
+    dit_teacher: Path, data: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(dit_teacher, tmp_path / "teacher"))
+    trained = load(copy / "config.yaml")
+    trained.data = DataConfig("folder", path="/pictures", size=8, classes="cat,dog", batch=8)
+    dump(trained, copy / "config.yaml")
+    of_data = dataclasses.replace(trained.data, **data)
+    refused(distill, Config("distill", data=of_data, model={"teacher": str(copy)}), text)

@@ -74,9 +74,12 @@ def test_an_exported_adapter_makes_the_same_pictures_in_plain_diffusers(
         param.data += 0.05 * param.requires_grad  # what two steps learn would not show
     made = run.workload.sample(2, 0)
     run.workload.save_pretrained(tmp_path / "adapter")
-    assert [path.name for path in (tmp_path / "adapter").iterdir()] == [
-        "pytorch_lora_weights.safetensors"
+    assert sorted(path.name for path in (tmp_path / "adapter").iterdir()) == [
+        "README.md",
+        "pytorch_lora_weights.safetensors",
     ]
+    readme = (tmp_path / "adapter" / "README.md").read_text()
+    assert "an adapter of rank 2" in readme and f"from_pretrained('{tmp_path / 'in'}')" in readme
     absent = {"text_encoder_3": None, "tokenizer_3": None} if make is stable_diffusion_3 else {}
     plain = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "in", **absent)
     generator = torch.Generator().manual_seed(derive_seed(0, "sample"))
@@ -115,6 +118,25 @@ def test_pictures_and_captions_are_encoded_once(
     again = Trained(config(pipeline, pictures, flip=True), tmp_path)
     assert first.losses == again.losses
     assert set(first.workload.evaluate(first.shard.held_out, 0)) >= {"fd", "fd_floor", "moments"}
+
+
+def test_what_was_encoded_of_other_settings_or_data_is_encoded_anew(
+    pipeline: Path, pictures: Path, tmp_path: Path
+) -> None:
+    def latents(chosen: Config) -> np.ndarray:
+        Trained(chosen, tmp_path, steps=0)
+        return np.load(tmp_path / "encoded" / "latents.npy")
+
+    first = latents(config(pipeline, pictures))
+    assert len(latents(config(pipeline, pictures, flip=True))) == 2 * len(first)
+    small = config(pipeline, pictures)
+    small.data.size = 8
+    assert latents(small).shape == (28, 4, 4, 4)
+    more = captioned(tmp_path / "more", 50)
+    assert len(latents(config(pipeline, more))) == 38
+    other = shutil.copytree(pipeline, tmp_path / "other")
+    _edit(other / "vae" / "config.json", scaling_factor=1.0)
+    assert not np.array_equal(latents(config(other, pictures)), first)
 
 
 def test_quality_is_measured_on_held_out_captions_in_turn_and_no_picture_more(
@@ -173,6 +195,7 @@ def test_latents_are_not_clipped_where_the_folder_does_not_ask_for_it(
         ("vae/config.json", {"block_out_channels": [8] * 6}, {}, "size = 16 is no multiple of 64"),
         ("vae/config.json", {}, {"path": "nowhere"}, "/nowhere' holds no model_index.json"),
         ("vae/config.json", {}, {"lora_targets": ["q_proj"]}, r"\['q_proj'\] match no layer of"),
+        ("vae/config.json", {}, {"lora": 0, "lora_targets": ["to_q"]}, "needs a model.lora of 1"),
         ("vae/config.json", {}, {"caption_dropout": 1}, "caption_dropout = 1.0 is out of range"),
         ("scheduler/scheduler_config.json", {"prediction_type": "x"}, {}, "prediction_type 'x'"),
     ],
@@ -195,6 +218,21 @@ def test_a_folder_without_some_weights_is_one_line(
         with pytest.raises(ConfigError, match="cannot be read") as caught:
             Trained(config(folder, pictures), tmp_path)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"classes": "a,b"}, "data.classes = 'a,b' needs data.split=by_label or dirichlet:A"),
+        ({"workers": 2}, "data.workers = 2 has no effect: pictures are read once"),
+    ],
+)
+def test_settings_of_data_without_effect_are_refused(
+    data: dict[str, Any], text: str, pipeline: Path, pictures: Path
+) -> None:
+    chosen = config(pipeline, pictures)
+    chosen.data = dataclasses.replace(chosen.data, **data)
+    refused(text_to_image, chosen, text)
 
 
 def test_data_without_captions_are_refused(pipeline: Path, pictures: Path, tmp_path: Path) -> None:

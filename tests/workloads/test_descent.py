@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedwan.app import load_workload
 from fedwan.config import Config, InnerConfig, SiteConfig
 from fedwan.errors import FedwanError
 from fedwan.rng import NamedGenerators
@@ -128,3 +129,14 @@ def test_frozen_parameters_get_no_gradient_and_stay() -> None:
     game.once()
     moved = [not torch.equal(a, b) for a, b in zip(before, game.weights(), strict=True)]
     assert moved == [False, True, True, True] and len(game.reduced[0]["first"]) == 1
+
+
+def test_a_recipe_s_own_pictures_are_measured_as_files_are_and_other_samples_are_not() -> None:
+    page = "tests.workloads.pictures"
+    workload = load_workload(page).build(Config(workload=page, inner={"net": SGD}), "cpu")
+    greys = torch.linspace(-1, 1, 20)
+    real = Batch(greys[:, None, None, None].expand(-1, 1, 12, 12), torch.zeros(20).long())
+    found = workload.evaluate(real, 0)
+    assert found["num_real"] == 10 and "moments" in found and "histogram" not in found
+    assert found["fd"] > found["fd_floor"]
+    assert workload.evaluate(Batch(greys[:, None], real.y), 0) == {}

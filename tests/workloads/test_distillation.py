@@ -87,7 +87,7 @@ def folder(path: Path, state: State | None = None, **config: Any) -> Path:
 def test_a_teacher_is_what_its_run_says_with_the_average_of_its_weights(tmp_path: Path) -> None:
     weights = state_of({"velocity": network()})
     teacher = read_teacher(folder(tmp_path, weights))
-    assert teacher[1:] == ("ring8", SIZES, 0.1, 2.0, 7)
+    assert (teacher.data.name, *teacher[2:]) == ("ring8", SIZES, 0.1, 2.0, 7)
     target = network()
     load_teacher(teacher, target)
     for name, value in state_of({"velocity": target}).items():
