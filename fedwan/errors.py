@@ -23,6 +23,10 @@ __all__ = [
 ]
 
 
+STOPPED = "the run was stopped from outside"
+"""Of a run that its operator has stopped."""
+
+
 class FedwanError(Exception):
     """Root of the tree; its text is one line that a user can act on."""
 

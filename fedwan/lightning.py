@@ -29,19 +29,19 @@ from fedwan.site.site import Site
 from fedwan.workloads.base import NetworkKind
 
 
-def _callback_class() -> Any:
-    """The base of callbacks in the package that is there; first the one that is in use."""
+def _lightning() -> Any:
+    """The package that is there; first the one that is in use."""
     names = ("lightning.pytorch", "pytorch_lightning")
     for name in sorted(names, key=lambda name: name not in sys.modules):
         try:
-            return import_module(name).Callback
+            return import_module(name)
         except ModuleNotFoundError as error:
             if error.name not in (name, name.partition(".")[0]):
                 raise
     raise UserError("fedwan.lightning needs Lightning; pip install 'fedwan[lightning]'")
 
 
-class FedwanCallback(_callback_class()):  # type: ignore[misc]
+class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
     """Takes part in the run that this script was started for, from the fit's begin to its end.
 
     A step is complete at the end of the batch in which the last of the optimisers has stepped since
@@ -232,6 +232,7 @@ class _Position:
             "schedulers": [c.scheduler.state_dict() for c in trainer.lr_scheduler_configs],
             "precision": trainer.precision_plugin.state_dict(),
             "callbacks": {c.state_key: c.state_dict() for c in trainer.callbacks},
+            "averages": {c.state_key: self._kept_of(c) for c in self._averaging()},
             "fit_random": self._fit_random,
             "epoch_random": self._random() if is_over else self._epoch_random,
             "generators": self._random()["own"],
@@ -257,6 +258,22 @@ class _Position:
         for callback in trainer.callbacks:
             if state := loaded["callbacks"].get(callback.state_key):
                 callback.load_state_dict(state)
+        for callback in self._averaging():
+            kept = loaded["averages"][callback.state_key]
+            # It puts the weights back, too, which are those of the run by now.
+            kept["current_model_state"] = trainer.lightning_module.state_dict()
+            callback.on_load_checkpoint(trainer, trainer.lightning_module, kept)
+
+    def _averaging(self) -> list[Any]:
+        """Callbacks that keep weights of their own, which they put into checkpoints alone."""
+        kind = _lightning().callbacks.WeightAveraging
+        return [c for c in self._trainer.callbacks if isinstance(c, kind)]
+
+    def _kept_of(self, callback: Any) -> dict[str, Any]:
+        kept: dict[str, Any] = {"state_dict": {}}
+        callback.on_save_checkpoint(self._trainer, self._trainer.lightning_module, kept)
+        kept.pop("current_model_state", None)
+        return kept
 
     def begin_epoch(self) -> None:
         """Have the epoch's batches come in the order that they would have come in."""

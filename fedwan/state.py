@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from fedwan.errors import CheckpointError
+from fedwan.errors import CheckpointError, UserError
 from fedwan.files import write_atomically
 
 State = dict[str, Tensor]
@@ -114,7 +114,7 @@ def _travelling(
     found: dict[str, tuple[Tensor, Role]] = {}
     for network, module in networks.items():
         if "/" in network:
-            raise ValueError(f"network name {network!r} holds a '/'; choose another name")
+            raise UserError(f"network name {network!r} holds a '/'; choose another name")
         persistent = module.state_dict(keep_vars=True)
         for name, parameter in module.named_parameters():
             found[f"{network}/{name}"] = parameter.detach(), Role.PARAMETER
@@ -232,6 +232,11 @@ def sweep(folder: Path, name: str = "*") -> None:
 
 _DTYPES = {dtype: name for name, dtype in safetensors.torch._TYPES.items()}
 """How a file's header calls dtypes, as safetensors has it."""
+
+
+def is_storable(dtype: torch.dtype) -> bool:
+    """Whether checkpoints can hold tensors of it."""
+    return dtype in _DTYPES
 
 
 def tensor_bytes(value: Tensor) -> memoryview:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.callbacks import EMAWeightAveraging
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.plugins.precision import MixedPrecision
 from torch import nn
@@ -250,3 +251,24 @@ def test_where_lightning_is_missing_it_is_said_what_to_install() -> None:
     ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode != 0
     assert "pip install 'fedwan[lightning]'" in ended.stderr
+
+
+def test_a_moving_average_of_lightning_s_own_survives_its_site(tmp_path: Path) -> None:
+    found: list[State] = []
+    for absences in ({}, {"s1": Absence(0.5, 0.5)}):
+        averages: list[EMAWeightAveraging] = []
+
+        def train(place: Any, averages: list[EMAWeightAveraging] = averages) -> None:
+            averages.append(EMAWeightAveraging(decay=0.9))
+            fit(tmp_path, "net", callbacks=[averages[-1]])
+
+        run = simulate(
+            config_of("net", 12, 2),
+            tmp_path / f"run{len(found)}",
+            train=train,
+            absences=absences,
+        )
+        assert run.totals.rejoins == len(absences)
+        model = averages[-1]._average_model
+        found.append({name: value.clone() for name, value in model.state_dict().items()})
+    assert same_bits(*found)

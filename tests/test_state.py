@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from fedwan.errors import CheckpointError, DiskFull
+from fedwan.errors import CheckpointError, DiskFull, UserError
 from fedwan.state import (
     Role,
     State,
@@ -89,7 +89,7 @@ def test_a_tensor_that_two_modules_share_travels_once() -> None:
 
 
 def test_a_slash_in_a_networks_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="'a/b' holds a '/'"):
+    with pytest.raises(UserError, match="'a/b' holds a '/'"):
         state_of({"a/b": nn.Linear(1, 1)})
 
 

@@ -166,6 +166,7 @@ class World:
         with ExitStack() as stack:
             for place, name, value in (
                 (files, "os", self.disk),
+                (files, "_free_bytes", lambda folder: 0),  # the machine's own is told otherwise
                 (meter.Meter.__init__, "__defaults__", (TIME.monotonic,)),
                 (Tidier, "tidy", lambda self: False),
                 (app, "app_folders", _app_folders),

@@ -280,7 +280,11 @@ def start(config: Config, services: RunServices) -> None:
     out, console = Path(config.out), Console()
     short = out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out
     if not (out / "summary.json").exists():
-        out.mkdir(0o700, parents=True, exist_ok=True)  # no other user may look into it
+        try:
+            out.mkdir(0o700, parents=True, exist_ok=True)  # no other user may look into it
+        except OSError as error:
+            text = f"out = {str(out)!r} cannot be made: {error.strerror}; choose another out="
+            raise ConfigError(text) from None
         typer.echo(f"results go to {short}")
         _run_and_watch(config, services, console)
     else:
@@ -316,6 +320,6 @@ def _run_and_watch(config: Config, services: RunServices, console: Console) -> N
             if not errors or isinstance(errors[0], RunStopped):
                 errors = [interrupt]
     if errors:
-        if holds_run(out):
+        if holds_run(out) and not isinstance(errors[0], ConfigError):  # nothing was run then
             typer.echo(f"go on with it: {resuming(out)}")
         raise errors[0]

@@ -119,13 +119,13 @@ class Federation:
         with self.changed:
             return self.registry.live(time.monotonic())
 
-    def missing_of_initial(self) -> int | None:
-        """Chunks that are still on their way, of whichever site has fewest; None if none is."""
+    def missing_of_initial(self) -> dict[str, int]:
+        """Chunks of initial weights that are still on their way, by site."""
         with self.changed:
             kind = wire.UploadHeader.INITIAL
             open_ones = [up for up in self.intake.open_of() if up.kind == kind]
-            found = [self.intake.find(upload) for upload in open_ones]
-        return min((len(reception.missing()) for reception in found if reception), default=None)
+            found = {upload.key.site: self.intake.find(upload) for upload in open_ones}
+        return {site: len(there.missing()) for site, there in found.items() if there}
 
     def refuse_initial(self, text: str) -> None:
         """The initial weights that are here are not those that the sites agreed on."""
@@ -212,12 +212,16 @@ class Federation:
 
     # Membership ----------------------------------------------------------------------------
 
-    def decide(self, verb: Verb, site: str) -> None:
-        """The operator has decided on a site, and `Registry.objection` has nothing to say."""
+    def decide(self, verb: Verb, site: str, *, has_begun: bool = False) -> None:
+        """The operator has decided on a site, and `Registry.objection` has nothing to say.
+
+        `has_begun`: a site that is admitted is waited for once it has joined, as in a run that has
+        begun.
+        """
         done: list[Contribution] = []
         with self.changed:
             sending = self._intake.open_of(site) if self._intake else []
-            self.registry.decide(verb, site, sending, self._rounds is not None)
+            self.registry.decide(verb, site, sending, has_begun or self._rounds is not None)
             if verb == "eject" and self._intake and self._rounds:
                 for upload in sending:
                     self._intake.close(upload, self.registry.refusal(site))

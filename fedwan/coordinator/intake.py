@@ -18,6 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from fedwan.codecs import Codec, fp32
 from fedwan.codecs.payload import Source
 from fedwan.errors import FedwanError, PayloadError
@@ -28,6 +30,7 @@ from fedwan.protocol.round import Key
 from fedwan.state import Layout, Role, network_of
 from fedwan.workloads.optim import is_moment
 
+_LARGEST = torch.finfo(torch.float32).max
 MAX_CHECKS = 8
 """Payloads checked at once, at most; as many as there are cores if these are fewer."""
 
@@ -182,6 +185,8 @@ def inspect(payload: Source, layout: Layout, codec: Codec) -> Measures:
                 buffers[what] = max(buffers[what], float(coded.tensor().max()))
             continue
         square = coded.sum_of_squares()
+        if spec.dtype == torch.float64 and square > _LARGEST**2:  # merging is in fp32
+            square = math.inf if float(coded.tensor().abs().max()) > _LARGEST else square
         if not math.isfinite(square):
             mend = "lower the inner learning rate or clip the gradients at that site"
             if spec.role is not Role.PARAMETER and not is_moment(name):

@@ -13,10 +13,12 @@ much is written to disk each round.
 
 from __future__ import annotations
 
+import math
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import combinations, islice
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,8 +50,8 @@ if TYPE_CHECKING:
 
 MASKED_SUMS = "masked"
 """Folder of a run: sums whose masks sites may have been asked to take off."""
-_MOST_TRIES = 10_000
-"""Groups of shares that are put together, of which one at least holds no false one."""
+_MOST_TRIES = 1_000
+"""Groups of shares that are put together: all, or where there are more, some at random."""
 
 
 class MaskedMerger:
@@ -229,7 +231,8 @@ def key_streams(
                     return None
                 raise UserError(
                     f"the masks of {site} cannot be taken off: shares do not fit together, its own "
-                    "or another site's; eject it and go on with --resume"
+                    "or another site's, and no site gives others for this sum; begin another run "
+                    "without it, from this one's weights (fedwan export, init.NETWORK=PATH)"
                 )
             # What a site has added is taken off: its own mask, and those with sites after it.
             is_added = not other or names.index(site) < names.index(other)
@@ -239,7 +242,12 @@ def key_streams(
 
 def _put_together(shares: Mapping[int, bytes], least: int, expected: bytes) -> bytes | None:
     """The seed that shares make, if as many of them as are needed are true."""
-    for some in islice(combinations(shares.items(), least), _MOST_TRIES):
+    groups: Iterable[Sequence[tuple[int, bytes]]] = combinations(shares.items(), least)
+    if math.comb(len(shares), least) > _MOST_TRIES:
+        # In their order all of these would hold the first share, which may be the false one.
+        rng, there = random.Random(0), list(shares.items())  # noqa: S311
+        groups = (rng.sample(there, least) for _ in range(_MOST_TRIES))
+    for some in groups:
         seed: bytes = Shamir.combine(list(some), ssss=False)
         if hash_of(seed) == expected:
             return seed

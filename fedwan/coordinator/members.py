@@ -53,15 +53,23 @@ def answer(run: CoordinatedRun, request: Mapping[str, Any]) -> dict[str, Any]:
     return {"site": site, "event": DECIDED[verb], "text": text}
 
 
-def decisions(journal: Path) -> Iterator[tuple[Verb, str]]:
-    """What the operator decided in earlier starts of a run, in order."""
+def decisions(journal: Path) -> Iterator[tuple[Verb, str, bool]]:
+    """What the operator decided in earlier starts of a run, in order.
+
+    With each, whether the site has joined since.
+    """
     verbs: dict[str, Verb] = {event: verb for verb, event in DECIDED.items()}
+    events = (*verbs, "join", "rejoin")
     lines = journal.read_bytes().splitlines() if journal.exists() else []
-    for line in (line for line in lines if any(event.encode() in line for event in verbs)):
+    found: list[tuple[Verb, str, bool]] = []
+    for line in (line for line in lines if any(event.encode() in line for event in events)):
         with suppress(ValueError, KeyError, TypeError):  # `fedwan verify` tells of damage
             row = json.loads(line)
             if row["event"] in verbs:
-                yield verbs[row["event"]], row["site"]
+                found.append((verbs[row["event"]], row["site"], False))
+            elif row["event"] in events:
+                found = [(v, site, is_in or site == row["site"]) for v, site, is_in in found]
+    yield from found
 
 
 def _status(run: CoordinatedRun) -> dict[str, Any]:

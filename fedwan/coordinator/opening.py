@@ -44,7 +44,8 @@ def await_initial(
 ) -> GlobalModel:
     """The weights that the sites agreed on, from whichever site sends them."""
     patience_s = config.round.patience_s
-    moved_s, missing, failed = time.monotonic(), None, list[str]()
+    moved_s = asked_s = time.monotonic()
+    asked, failed, missing = "", list[str](), dict[str, int]()
     while True:
         with hub.changed:
             if hub.initial is None:
@@ -61,13 +62,17 @@ def await_initial(
                 f"those that the sites hold to {claim.initial_sha256[:12]}"
             )
             failed.append(opener)
-            missing = None
-        lost, now_s, left = hub.notice(), time.monotonic(), hub.missing_of_initial()
-        if left is not None and (missing is None or left < missing):
-            moved_s, missing = now_s, left
+            missing.pop(opener, None)
+        lost, now_s = hub.notice(), time.monotonic()
+        for site, left in hub.missing_of_initial().items():
+            if left < missing.get(site, left + 1):
+                moved_s, missing[site] = now_s, left
         with hub.changed:
-            first = hub.registry.first
-            if now_s > moved_s + patience_s * ANOTHER and first and first not in failed:
+            if (first := hub.registry.first) != asked:
+                asked, asked_s = first, now_s
+            # One may also send a little now and then, for ever.
+            is_slow = now_s > moved_s + patience_s * ANOTHER or now_s > asked_s + patience_s
+            if is_slow and first and first not in failed:
                 failed.append(first)
             hub.registry.replace_first([*lost, *failed], now_s)
         heed_stop(hub)

@@ -105,8 +105,10 @@ class RoundRows:
         """A round has ended."""
         index = round_.fragment.index
         directions = self._directions.setdefault(index, Directions())
-        sites = [merge.key.site for merge in round_.merged]
-        compared = directions.compare(dict(zip(sites, samples, strict=True)), before)
+        # Of a site that also sent one late, the fresh one.
+        by_age = sorted(zip(round_.merged, samples, strict=True), key=lambda m: -m[0].staleness)
+        latest = {merge.key.site: (merge.key, sample) for merge, sample in by_age}
+        compared = directions.compare({site: found[1] for site, found in latest.items()}, before)
         shared = {
             "kind": "round",
             "version": round_.version + 1,
@@ -117,6 +119,8 @@ class RoundRows:
         nothing: dict[str, Any] = {key: {} for key in self._untold}
         rows = [
             shared | _row(merge, compared[merge.key.site], self._names) | nothing
+            if latest[merge.key.site][0] == merge.key
+            else shared | _row(merge, {"cosines": {}, "agreement": {}, "backward": {}}, self._names)
             for merge in round_.merged
         ]
         for row in rows:

@@ -130,9 +130,9 @@ class CoordinatedRun:
                 f"({error}); resume with the one that it began with"
             ) from None
         self.hub.agreement.agreed = claim
-        for verb, site in decisions(self._folder / JOURNAL):
+        for verb, site, has_joined in decisions(self._folder / JOURNAL):
             if not self._registry.objection(verb, site):
-                self.hub.decide(verb, site)
+                self.hub.decide(verb, site, has_begun=not has_joined)
         self._settle(claim)
         self._resumed = model = GlobalModel.load(folder, self._strategy, self.config)
         return (model.version, list(model.versions)), complaint

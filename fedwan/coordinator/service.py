@@ -12,7 +12,7 @@ import torch
 from fedwan.config import Config, host_and_port, to_json
 from fedwan.coordinator import control, members
 from fedwan.coordinator.run import CoordinatedRun
-from fedwan.errors import FedwanError
+from fedwan.errors import FedwanError, RunStopped
 from fedwan.link.base import Ticket
 from fedwan.link.client import HEARTBEAT_S
 from fedwan.link.server import DataPlane
@@ -79,6 +79,8 @@ def run_coordinator(
                 )
         except FedwanError as error:
             run.event("stopped", None, run.cause or str(error))
+            if run.cause:
+                raise RunStopped(run.cause) from error
             raise
         finally:
             plane.stop()

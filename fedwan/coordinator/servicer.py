@@ -61,6 +61,7 @@ class Servicer(Federation):
             claim = Claim.of(hello)  # before the lock
             if self.masking and (problem := self.masking.objection(site, hello.card)):
                 raise PayloadError(problem)
+            objection = self.agreement.objection(site, claim)
         except PayloadError as error:
             self._refuse(site, f"site {site}'s {error}")
             return wire.Welcome(refusal=f"site {site}'s {error}")
@@ -74,7 +75,7 @@ class Servicer(Federation):
                 raise SessionLost(f"the run is over: {self.stop_text}")
             if self.masking:
                 refusal = self.masking.conflict(site, hello.card)
-            refusal = refusal or self.agreement.join(site, hello, claim)
+            refusal = refusal or self.agreement.join(site, hello, claim, objection)
             if refusal:
                 self._refuse(site, refusal)
                 return wire.Welcome(refusal=refusal)
@@ -228,6 +229,8 @@ class Servicer(Federation):
             if reception is None or reception.header.checksum != header.checksum:
                 # Refused, or replaced by other bytes: asking anew tells the site what holds.
                 return _INCOMPLETE
+            if upload.kind == wire.UploadHeader.INITIAL and self.initial is not None:
+                return _INCOMPLETE  # another site's are looked at: whole ones are asked for again
         payload = reception.claim()
         if payload is None:
             return wire.Receipt(status=wire.Receipt.INCOMPLETE, missing=reception.missing())
@@ -269,8 +272,7 @@ class Servicer(Federation):
     def _settled(self, upload: Upload) -> wire.Receipt | None:
         """The receipt for an upload that needs no more bytes, whatever they are."""
         if upload.kind == wire.UploadHeader.INITIAL:
-            is_here = self.model is not None or self.initial is not None
-            return _ACCEPTED if is_here else None
+            return _ACCEPTED if self.model is not None else None
         settled = self.rounds.settled(upload.key)
         if settled != "stale":
             return _ACCEPTED if settled else None

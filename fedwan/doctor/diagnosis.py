@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from fedwan.doctor.chart import Chart
 from fedwan.doctor.rules import RUN_RULES, SITE_RULES, Rule
+from fedwan.errors import STOPPED
 from fedwan.output.records import EventRecord, Record, RoundRecord, finite, to_record
 
 _log = logging.getLogger(__name__)
@@ -112,7 +113,10 @@ def diagnose(records: Iterable[Record]) -> Iterator[Finding]:
                     told.add(event.site)
                     yield found
     yield from at_door.values()
-    if stopped:
+    if stopped == STOPPED:
+        mend = "--resume goes on with it"
+        yield Finding("stopped", None, None, version, stopped, mend, is_warning=False)
+    elif stopped:
         mend = "see to that, then go on with --resume; where nothing was saved, start again"
         yield Finding("stopped", None, None, version, stopped, mend)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -26,6 +27,7 @@ from fedwan.site.assignment import (
     VARIABLE,
     Assignment,
     drop_meeting,
+    is_welcome,
     newest_version,
     read_outcome,
 )
@@ -42,8 +44,8 @@ def answer_ticket(message: Message) -> Message:
     ticket = Ticket.from_dict(message.content.config_records.get(RECORD, ConfigRecord()))
     error: FedwanError | None = None
     try:
-        with reported(*clientapp_files(Path(site.dir))):
-            train(ticket, site)
+        with reported(*clientapp_files(Path(site.dir))) as tell:
+            train(ticket, site, tell)
     except FedwanError as caught:
         error = caught
     ended = Status.of().ended(error)
@@ -51,15 +53,19 @@ def answer_ticket(message: Message) -> Message:
     return Message(RecordDict({RECORD: ConfigRecord(dict(record))}), reply_to=message)
 
 
-def train(ticket: Ticket, site: SiteFile) -> None:
+def train(
+    ticket: Ticket, site: SiteFile, tell: Callable[[str, str], None] = lambda run, text: None
+) -> None:
     """Run the site's training processes until the run is over; raises what they ended with.
+
+    `tell` hears of the run once the site has joined it, and why the script is started again.
 
     A script that fails by itself or is killed is started again at once if it had got further than
     the time before: it goes on from its checkpoint.
     """
     config = from_json(ticket.config)
     argv, folder = find_command(config, site)
-    path = assignment_path(site)
+    path, name = assignment_path(site), f"{ticket.run_id} ({config.workload}, {config.strategy})"
     failed_at, has_joined, error = (-1, -1), False, FedwanError()
     while True:
         assignment = Assignment(
@@ -75,7 +81,7 @@ def train(ticket: Ticket, site: SiteFile) -> None:
             error=str(error),
         )
         assignment.write(path)
-        code = _run(argv, folder, path, site)
+        code = _run(argv, folder, path, site, lambda: tell(name, ""))
         outcome, joined = read_outcome(path)
         version = newest_version(assignment.checkpoints)
         has_joined |= joined or version >= 0
@@ -98,14 +104,19 @@ def train(ticket: Ticket, site: SiteFile) -> None:
             raise error
         failed_at = reached
         _log.warning("%s; it is started again", error)
+        tell(name, f"{error}; it is started again")
 
 
-def _run(argv: list[str], folder: str, path: Path, site: SiteFile) -> int:
+def _run(
+    argv: list[str], folder: str, path: Path, site: SiteFile, on_welcome: Callable[[], None]
+) -> int:
     # Else torchrun opens a store on TCP, beside the one it was told of, for processes that use it.
     env = dict(os.environ) | {VARIABLE: str(path), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     service = Service(f"training of {site.site}", argv, _log_of(site), env, folder)
     try:
         while (code := service.poll()) is None:
+            if is_welcome(path):
+                on_welcome()
             time.sleep(_POLL_S)
         return code
     finally:

@@ -22,13 +22,13 @@ from pathlib import Path
 from fedwan.app import installed_app
 from fedwan.config import Config, host_and_port, site_names
 from fedwan.coordinator.control import ask
-from fedwan.errors import ConfigError, FedwanError, RunStopped, UserError
+from fedwan.errors import STOPPED, ConfigError, FedwanError, RunStopped, UserError
 from fedwan.flower import private_port, processes
 from fedwan.flower.front_door import FrontDoor
 from fedwan.flower.private_port import HOST
 from fedwan.flower.processes import Service
 from fedwan.flower.site_file import SiteData, SiteFile, load_site
-from fedwan.flower.status import RUN, Start, Status, clientapp_files, serverapp_files
+from fedwan.flower.status import RUN, Start, Status, clientapp_files, serverapp_files, service_file
 from fedwan.link import pki
 
 _TICK_S = 0.5
@@ -92,6 +92,7 @@ def coordinating(
         private_port.listen() as listener,
     ):
         start = Start.begin(config, identity, resume=resume)
+        Status.of().write(service_file(out))
         # A full disk leaves half of the app, which Flower would take for the whole.
         shutil.rmtree(folder / "apps", ignore_errors=True)
         database = folder / "superlink.db"
@@ -150,7 +151,7 @@ class Coordinator:
                     if (reason := control.failure(number)) and self._status() is None:
                         raise FedwanError(f"the ServerApp failed before it began: {reason}")
                 if stop.wait(_TICK_S if number else _START_TICK_S):
-                    raise RunStopped("the run was stopped from outside")
+                    raise RunStopped(STOPPED)
 
     def _status(self) -> Status | None:
         return Status.read(serverapp_files(self.out)[1])

@@ -20,12 +20,13 @@ from fedwan.flower import private_port
 from fedwan.flower.bundle import check_bundle
 from fedwan.flower.private_port import PrivateProtocol
 from fedwan.flower.relay import Relay, reply, text_of
-from fedwan.link.tls import Identity, now
+from fedwan.link.tls import Identity, is_data_plane, now
 
 _HEARTBEAT = "/v1/fleet/send-node-heartbeat"
 _GET_FAB = "/v1/fleet/get-fab"
 _PULL = "/v1/fleet/pull-messages"
 _REPEAT_S = 600.0
+_AGAIN_S = 10.0
 # As `round.patience_s`, which a site's service is not told.
 _STRANGE_S = 600.0
 _ASK_AGAIN_S = 0.3
@@ -50,6 +51,8 @@ class Forwarder(Relay):
         credentials = Identity.load(identity, role="site")
         self._door = door
         self._said, self._said_at = "", 0.0
+        self._is_there = False
+        """Whether the door has answered since it was last said to be away."""
         self._strange_since = 0.0
         """When the door began to show a certificate that is not the coordinator's."""
         self._lost = ""
@@ -67,6 +70,9 @@ class Forwarder(Relay):
         while True:
             answer = await super()._pass_on(path, body, headers)
             is_good = answer.status_code == 200
+            if is_good and not self._is_there:
+                self._is_there = True
+                _log.info("front door %s answers", self._door)
             if answer.status_code == 401:
                 self._lost = "the coordinator's SuperLink is a new one"
             if path == _GET_FAB and is_good:
@@ -91,13 +97,24 @@ class Forwarder(Relay):
 
     def _trouble(self, path: str, error: Exception | None, *, is_lost: bool = False) -> None:
         self.refusal = self._refusal(error) or self.refusal
+        identity, has_met = self._renewable.identity, self._answered_at > 0
+        if is_lost and not has_met and is_data_plane(self._door, identity):
+            self.refusal = ConfigError(
+                f"door = {self._door!r} is the coordinator's data plane (link.listen), no front "
+                f"door; give the port of link.door, as in {self._door.rpartition(':')[0]}:7443"
+            )
         if is_lost and path != _HEARTBEAT:
             self._lost = "an answer of the coordinator's was lost"
+        if self.refusal is not None:
+            return  # which ends the service
         cause = text_of(error) or "it cannot pass on calls now, its log says why"
         now_s = time.monotonic()
-        if cause != self._said or now_s > self._said_at + _REPEAT_S:
-            _log.warning("front door %s is away: %s; trying on", self._door, cause)
-            self._said, self._said_at = cause, now_s
+        silent_s = _AGAIN_S if self._is_there else _REPEAT_S
+        if cause != self._said or now_s > self._said_at + silent_s:
+            # Coordinators come and go with their runs.
+            level = logging.INFO if has_met else logging.WARNING
+            _log.log(level, "front door %s is away: %s; trying on", self._door, cause)
+            self._said, self._said_at, self._is_there = cause, now_s, False
 
     def _refusal(self, error: BaseException | None) -> IdentityError | None:
         """The certificate problem behind an error, if that is what it is."""

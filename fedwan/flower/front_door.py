@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from fedwan.flower.nodes import KEY, Nodes
 from fedwan.flower.processes import listen
 from fedwan.flower.relay import Relay, kept_headers, peer_of, reply, text_of
-from fedwan.link.admission import Admission, Lapse
+from fedwan.link.admission import Admission, Lapse, refusal
 from fedwan.link.tls import Identity, common_name
 
 # Of a site at once; a SuperNode has its heartbeat, its question, and two objects each way.
@@ -106,10 +106,7 @@ class FrontDoor(Relay):
         assert certificate is not None, "TLS lets nobody in without one"
         site = common_name(certificate)
         if why := self._admission.objection(certificate):
-            if isinstance(why, Lapse):
-                return 503, f"the certificate of site {site} {why}"
-            mend = "have another one signed by whoever runs the federation"
-            return 403, f"the certificate of site {site} {why}; {mend}"
+            return 503 if isinstance(why, Lapse) else 403, refusal(site, why)
         # As it will be passed on: of a header that comes twice, the last.
         return self._nodes.refusal(site, path, kept_headers(request.headers).get(KEY, ""))
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import socket
+import ssl
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -236,9 +238,20 @@ def peer_of(request: Request) -> x509.Certificate | None:
     return found and x509.load_der_x509_certificate(found)
 
 
-def text_of(error: Exception | None) -> str:
-    """What an error says, or its name; nothing of none."""
-    return "" if error is None else str(error) or type(error).__name__
+def text_of(error: BaseException | None) -> str:
+    """What an error says, in the system's words where it has some; nothing of none."""
+    text = "" if error is None else str(error).rstrip(".") or "the connection broke"
+    if isinstance(error, httpx.TimeoutException):
+        text = "it does not answer"
+    while error is not None:
+        if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+            return "what listens there speaks no TLS"
+        is_passing = isinstance(error, ssl.SSLWantReadError | ssl.SSLWantWriteError)
+        if isinstance(error, OSError) and error.errno and not is_passing:
+            has_own = isinstance(error, ssl.SSLError | socket.gaierror)
+            text = str(error.strerror) if has_own else os.strerror(error.errno)
+        error = error.__cause__ or error.__context__
+    return text
 
 
 def reply(status: int, text: str) -> Response:

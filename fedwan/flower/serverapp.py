@@ -18,18 +18,19 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
 import httpx
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from fedwan.errors import ConfigError
+from fedwan.errors import ConfigError, FedwanError
 from fedwan.flower.processes import Backoff
-from fedwan.flower.status import RUN, Start, reported, serverapp_files
+from fedwan.flower.status import RUN, Start, reported, serverapp_files, service_file
 from fedwan.link.base import Ticket
 from fedwan.protocol.limits import shown
 
@@ -48,12 +49,15 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def started_run() -> Iterator[Start]:
-    """The start of this ServerApp, with its log and status around it."""
+    """The start of this ServerApp, with its log and status around it.
+
+    How it ends is in both: Flower, which would log a traceback, need not know.
+    """
     if RUN not in os.environ:
         raise ConfigError("this ServerApp belongs to no run; start runs with fedwan, not with flwr")
     out = Path(os.environ[RUN])
     start = Start.read(out)
-    with reported(*serverapp_files(out)):
+    with suppress(FedwanError), reported(*serverapp_files(out), service_file(out)):
         yield start
 
 
@@ -137,6 +141,9 @@ class TicketSender:
         return []
 
     def _settle(self, node: _Node, answer: Message) -> None:
+        if answer.has_error() and answer.error.code == ErrorCode.NODE_UNAVAILABLE:
+            self._again(node, "a SuperNode is gone", logging.INFO)
+            return
         if answer.has_error():
             reason = shown(answer.error.reason, _LONGEST_TEXT)
             self._again(node, f"a SuperNode answered: {reason} ({answer.error.code})")
@@ -157,11 +164,11 @@ class TicketSender:
         else:
             _log.info("site %s is done (%s)", site, outcome)
 
-    def _again(self, node: _Node, reason: str) -> None:
+    def _again(self, node: _Node, reason: str, level: int = logging.WARNING) -> None:
         now = self._clock()
         wait = node.backoff.wait_s(now - node.sent_at)
         node.ticket, node.due_at = "", now + wait
-        _log.warning("%s; new ticket in %.0f s if it is there", reason, wait)
+        _log.log(level, "%s; new ticket in %.0f s if it is there", reason, wait)
 
     def _send(self, connected: Sequence[int]) -> None:
         now = self._clock()

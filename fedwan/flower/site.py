@@ -54,7 +54,7 @@ def serve_site(site: SiteFile, *, stop: threading.Event | None = None) -> None:
         closing(_Supervisor(site, forwarder)) as supervisor,
     ):
         forwarder.start(f"https://{site.door}")
-        _log.info("site %s serves front door %s", site.site, site.door)
+        _log.info("site %s dials front door %s", site.site, site.door)
         while not stop.wait(_TICK_S):
             supervisor.look()
 
@@ -72,18 +72,22 @@ class _Supervisor:
         self._node: Service | None = None
         self._due_at = 0.0
         self._refused_at: float | None = None
+        self._told: Status | None = None
 
     def look(self) -> None:
         """See to whatever needs it now; raises what ends this service."""
         if self._forwarder.refusal is not None:
             raise self._forwarder.refusal
         status = Status.read(self._status_path)
+        if status is not None and status != self._told:
+            self._told = status
+            self._tell(status)
         now = time.monotonic()
         if self._node is None:
             if now >= self._due_at:
                 self._node = self._start()
         elif (reason := self._why_restart(self._node, status)) is not None:
-            self._restart(self._node, reason)
+            self._restart(self._node, *reason)
         elif (error := self._final(status)) is not None:
             self._refused_at = self._refused_at or now
             if now - self._refused_at > _REFUSAL_S:
@@ -99,6 +103,19 @@ class _Supervisor:
         if status.is_gone and (status.outcome == "refused" or status.is_out or is_full):
             return status.exception(self._log)
         return None
+
+    def _tell(self, status: Status) -> None:
+        """Log what is new of the run that this site takes part in."""
+        run = f"run {status.run}" if status.run else "a run that it has not joined"
+        if status.outcome == "done":
+            _log.info("%s is done", run)
+        elif status.outcome == "stopped":
+            _log.info("%s has stopped: %s", run, status.text)
+        elif status.text:
+            seen = "" if str(self._log) in status.text else f" (log {self._log})"
+            _log.warning("%s: %s%s", run, status.text, seen)
+        elif status.run:
+            _log.info("joined %s", run)
 
     def close(self) -> None:
         """End the SuperNode and all below it."""
@@ -121,19 +138,21 @@ class _Supervisor:
         name = f"SuperNode of {self._site.site}"
         return Service(name, argv, log, env, inherited=[self._listener])
 
-    def _why_restart(self, node: Service, status: Status | None) -> str | None:
-        if node.poll() is not None:
-            return f"the SuperNode ended ({processes.last_line(node.log)})"
+    def _why_restart(self, node: Service, status: Status | None) -> tuple[int, str] | None:
+        """The level of what is to be logged, and the reason."""
+        if code := node.poll():
+            return logging.WARNING, f"the SuperNode ended with status {code} (log {node.log})"
         if status is not None and status.is_killed:
-            return f"the ClientApp (process {status.pid}) was killed"
+            return logging.WARNING, f"the ClientApp (process {status.pid}) was killed"
+        if code == 0:
+            return logging.INFO, "the SuperNode ended"  # by itself, after a run
         # While a ClientApp is at work its SuperNode asks for no ticket, so none can be lost.
-        if status is None or status.is_gone:
-            return self._forwarder.take_lost() or None
+        if (status is None or status.is_gone) and (lost := self._forwarder.take_lost()):
+            return logging.INFO, lost
         return None
 
-    def _restart(self, node: Service, reason: str) -> None:
+    def _restart(self, node: Service, level: int, reason: str) -> None:
         wait = self._backoff.wait_s(time.monotonic() - node.started_at)
-        level = logging.WARNING if node.poll() != 0 else logging.INFO  # by itself, after a run
         _log.log(level, "%s; a new SuperNode in %.0f s", reason, wait)
         node.stop(_GRACE_S)
         self._forwarder.take_lost()

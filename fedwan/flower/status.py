@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -28,7 +28,15 @@ import psutil
 
 from fedwan import errors
 from fedwan.config import Config, to_json
-from fedwan.errors import CheckpointError, DiskFull, FedwanError, RunStopped, UserError
+from fedwan.errors import (
+    STOPPED,
+    CheckpointError,
+    DiskFull,
+    FedwanError,
+    RunStopped,
+    SiteDrained,
+    UserError,
+)
 from fedwan.files import on_disk, replace_text
 from fedwan.site.assignment import end_with
 
@@ -46,6 +54,11 @@ _SAME_S = 2.0
 def serverapp_files(out: Path) -> tuple[Path, Path]:
     """Where the ServerApp of a run keeps its log and its status."""
     return out / "logs" / "serverapp.log", out / "flower" / "serverapp.json"
+
+
+def service_file(out: Path) -> Path:
+    """Where a run's service, above its ServerApp, keeps its status."""
+    return out / "flower" / "service.json"
 
 
 def clientapp_files(state: Path) -> tuple[Path, Path]:
@@ -66,7 +79,9 @@ class Status:
     error: str = ""
     """Class of the error, where it failed or was refused."""
     text: str = ""
-    """The error in one line."""
+    """The error in one line; of a site that goes on, why its script was started again."""
+    run: str = ""
+    """That a site has joined."""
 
     @classmethod
     def of(cls, pid: int | None = None) -> Self:
@@ -119,7 +134,7 @@ class Status:
     def ended(self, error: BaseException | None) -> Self:
         """The status of the process once it ends, in peace or with an error."""
         if error is None:
-            return replace(self, outcome="done")
+            return replace(self, outcome="done", text="")
         kind, outcome = type(error).__name__, "failed"
         if isinstance(error, UserError):
             outcome = "refused"
@@ -190,46 +205,72 @@ class Start:
 
 
 @contextlib.contextmanager
-def reported(log: Path, status_path: Path) -> Iterator[None]:
-    """This process's log file and status, its answer to signals, and its end with its parent."""
+def reported(
+    log: Path, status_path: Path, service: Path | None = None
+) -> Iterator[Callable[[str, str], None]]:
+    """This process's log file and status, its answer to signals, and its end with its parent.
+
+    `service` is the status of the service above. Gives what tells the run that a site has joined,
+    and why its script was started again.
+    """
     _write_output_to(log)
     end_with(os.getppid())
     status = Status.of()
     status.write(status_path)
-    failure: BaseException | None = None
+
+    def tell(run: str, text: str) -> None:
+        nonlocal status
+        if (told := replace(status, run=run, text=text)) != status:
+            status = told
+            with contextlib.suppress(OSError, DiskFull):  # training goes on
+                status.write(status_path)
+
+    failure, asked = None, threading.Event()
     try:
-        with on_disk(log.parent.parent), _signals_as_errors():
-            yield
+        with on_disk(log.parent.parent), _signals_as_errors(service, asked):
+            yield tell
     except BaseException as error:
         failure = error
         is_bug = isinstance(error, Exception) and not isinstance(error, FedwanError)
-        _log.error("ended by %s: %s", type(error).__name__, error, exc_info=is_bug)
+        is_asked = asked.is_set() or isinstance(error, SiteDrained) or STOPPED in str(error)
+        level = logging.WARNING if isinstance(error, RunStopped) else logging.ERROR
+        text = f"ended by {error!r}" if is_bug else error
+        _log.log(logging.INFO if is_asked else level, "%s", text, exc_info=is_bug)
         raise
     finally:
         status.ended(failure).write(status_path)
 
 
 @contextlib.contextmanager
-def _signals_as_errors() -> Iterator[None]:
+def _signals_as_errors(service: Path | None, asked: threading.Event) -> Iterator[None]:
     """Raise the first SIGTERM or SIGINT as an error while the block runs, and ignore the others.
 
-    Flower's own handler leaves without an answer, after which its SuperNode waits for ever. Signals
-    come in pairs, ours and then Flower's: the second must not cut short what the first began.
+    Those after the block, too: what is left is to answer and to end. Flower's own handler leaves
+    without an answer, after which its SuperNode waits for ever. Signals come in pairs, ours and
+    then Flower's: the second must not cut short what the first began. `asked` is set if all above
+    are there, so that it was no accident.
     """
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers, parent = (signal.SIGTERM, signal.SIGINT), os.getppid()
     came = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if not came.is_set():
-            came.set()
-            raise FedwanError(f"ended by {signal.Signals(number).name}")
+        if came.is_set():
+            return
+        came.set()
+        above = Status.read(service) if service else None
+        if above is not None and above.is_gone:
+            raise FedwanError(f"the coordinator's service (process {above.pid}) was killed")
+        if number == signal.SIGINT and os.getppid() != parent:  # Flower's own look for it
+            raise FedwanError(f"Flower's process {parent}, which had started it, is gone")
+        asked.set()
+        raise FedwanError(f"ended by {signal.Signals(number).name}")
 
-    before = {number: signal.signal(number, handle) for number in numbers}
+    for number in numbers:
+        signal.signal(number, handle)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        came.set()
 
 
 def _write_output_to(log: Path) -> None:
@@ -240,6 +281,8 @@ def _write_output_to(log: Path) -> None:
         os.dup2(target, stream)
     os.close(target)
     faulthandler.enable()
+    # It warns of each attempt to reach another process; who waits for it tells that once.
+    logging.getLogger("flwr").setLevel(logging.ERROR)
     handler = logging.StreamHandler(sys.__stderr__)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("fedwan")

@@ -68,6 +68,19 @@ _LAPSE = Lapse(
 )
 
 
+_REVOKED = "is revoked"
+
+
+def refusal(name: str, why: str) -> str:
+    """What a site is told whose certificate is objected to, with the mend."""
+    told = f"the certificate of {name} {why}"
+    if isinstance(why, Lapse):
+        return told
+    if why == _REVOKED:  # and no authority signs its key again
+        return f"{told}; delete identity.key there, and request anew: fedwan pki request {name} DIR"
+    return f"{told}; have another one signed by whoever runs the federation"
+
+
 class Admission:
     """Which certificates a coordinator serves, by the `crl.pem` in its identity folder.
 
@@ -112,7 +125,7 @@ class Admission:
         if crl is None or (crl.next_update_utc is not None and crl.next_update_utc <= now()):
             return _LAPSE
         if crl.get_revoked_certificate_by_serial_number(certificate.serial_number) is not None:
-            return "is revoked"
+            return _REVOKED
         return ""
 
 

@@ -9,6 +9,7 @@ is paced below the link's rate needs no others (docs/log.md). So it is four, or 
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -292,6 +293,8 @@ def code_of(error: FedwanError) -> grpc.StatusCode:
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 1.0
 MAX_DAMAGED = 3
+_UNREACHED = re.compile(r"failed to connect to all addresses; last error: .*: ")
+"""What gRPC says before the system's words."""
 
 
 class Patience:
@@ -322,7 +325,7 @@ class Patience:
 
     def failed(self, error: grpc.RpcError) -> None:
         """Wait before the next attempt, or raise what no attempt can mend; else `LinkLost`."""
-        code, text = error.code(), str(error.details())
+        code, text = error.code(), _UNREACHED.sub("", str(error.details()))
         if code is Code.CANCELLED:
             text = "connected, but it neither takes nor sends anything"
         if code in FINAL:

@@ -27,7 +27,7 @@ from google.protobuf.message import DecodeError
 from fedwan.codecs.payload import Bytes
 from fedwan.errors import ConfigError, FedwanError, PayloadError
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.admission import Admission, Lapse, Renewable
+from fedwan.link.admission import Admission, Lapse, Renewable, refusal
 from fedwan.link.base import Delivery, Hub
 from fedwan.link.client import HEARTBEAT_S
 from fedwan.link.framing import PackedOnce, Part, pack, plain, unpack
@@ -183,9 +183,9 @@ class DataPlane:
         name: str = names[0].decode()
         certificate = _certificate(auth.get("x509_pem_cert", [b""])[0])
         if why := self._admission.objection(certificate):
+            text = refusal(name, why)
             if isinstance(why, Lapse):
-                context.abort(grpc.StatusCode.UNAVAILABLE, f"the certificate of {name} {why}")
-            text = f"the certificate of {name} {why}; have another one signed"
+                context.abort(grpc.StatusCode.UNAVAILABLE, text)
             self._hub.refuse(name, text)
             context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
         if sum(site == name for site, _ in tuple(self._calls.values())) >= self._most_calls:
@@ -290,7 +290,7 @@ class DataPlane:
             raise PayloadError(
                 f"{len(request.chunks)} chunks asked for where there are {num_chunks}"
             )
-        chunks = self._share(site, request, request.chunks or range(num_chunks), context)
+        chunks = self._share(site, request, list(request.chunks) or range(num_chunks), context)
         with _watched(context) as watched:
             # By itself: the site's other channels begin when it comes, not a chunk later.
             yield Part(header, None)
@@ -350,9 +350,13 @@ def _tolerant(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
     def parse_or_mark(data: bytes) -> Any:
         try:
-            return parse(data)
+            message = parse(data)
         except DecodeError:
             return False
+        found = message.header if isinstance(message, Part) else message
+        if found is not None:
+            found.DiscardUnknownFields()  # nobody bounds them
+        return message
 
     return parse_or_mark
 

@@ -11,7 +11,8 @@ import os
 import socket
 import ssl
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,6 +40,7 @@ USAGE = {
 """The one extended key usage that a role's certificate holds."""
 TIMEOUT_S = 5.0
 GREETING_S = 2.0
+_GRPC = "h2"
 _REFUSED = "our certificate is not accepted there"
 
 
@@ -267,16 +269,31 @@ def handshake_complaint(address: str, identity: Identity) -> str | None:
     )
 
 
-def _try_handshake(address: str, identity: Identity) -> str | None:
+def is_data_plane(address: str, identity: Identity) -> bool:
+    """Whether the coordinator's data plane listens there: a gRPC server with its certificate."""
+    try:
+        with _session(address, identity) as tls:
+            return tls.selected_alpn_protocol() == _GRPC
+    except OSError:
+        return False
+
+
+@contextmanager
+def _session(address: str, identity: Identity) -> Iterator[ssl.SSLSocket]:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")  # of an IPv6 address
     context = identity.ssl_context(server=False)
-    context.set_alpn_protocols(["h2"])  # without it the server would close for that reason
+    context.set_alpn_protocols([_GRPC])  # without it the server would close for that reason
+    with (
+        socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as raw,
+        context.wrap_socket(raw, server_hostname=host) as tls,
+    ):
+        yield tls
+
+
+def _try_handshake(address: str, identity: Identity) -> str | None:
     try:
-        with (
-            socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as raw,
-            context.wrap_socket(raw, server_hostname=host) as tls,
-        ):
+        with _session(address, identity) as tls:
             tls.settimeout(GREETING_S)
             is_closed = not tls.recv(1)
             return _REFUSED if is_closed and identity.expires < now() else None

@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from fedwan.files import replace_text
+from fedwan.files import replace_bytes
 from fedwan.output.board import SiteRow, read_run
 from fedwan.output.chart import WIDTH, Chart, Series, line_chart, stacked_bars
 from fedwan.output.records import EventRecord, QualityRecord, RoundRecord
@@ -43,7 +43,9 @@ def write_report(out: Path) -> Path:
     )
     forms.filters["px"] = "{:.1f}".format
     path = out / "report.html"
-    replace_text(path, forms.get_template("report.html").render(_contents(_Run(out))))
+    # Private as the run's other files are, whoever calls.
+    html = forms.get_template("report.html").render(_contents(_Run(out)))
+    replace_bytes(path, html.encode(), 0o600)
     return path
 
 

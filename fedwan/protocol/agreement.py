@@ -107,8 +107,16 @@ class Agreement:
         self.agreed = agreed
         """What the run was started with, or will be."""
 
-    def join(self, site: str, hello: wire.Hello, claim: Claim) -> str:
-        """Take a Join and its claim; why it is refused, or nothing."""
+    def objection(self, site: str, claim: Claim) -> str:
+        """How a claim differs from what was agreed on; takes long, and needs no lock."""
+        agreed = self.agreed
+        return f"site {site}: {agreed.difference(claim)}" if agreed not in (None, claim) else ""
+
+    def join(self, site: str, hello: wire.Hello, claim: Claim, objection: str = "") -> str:
+        """Take a Join and its claim; why it is refused, or nothing.
+
+        `objection` is what the method of that name says, if it was asked.
+        """
         if site not in self._names:
             return (
                 f"site {site!r} is not in this run, which has {', '.join(self._names)}; "
@@ -132,7 +140,7 @@ class Agreement:
         if self._sources is not None and json.loads(claim.sources_json or "{}") != self._sources:
             mine = claim._replace(sources_json=json.dumps(dict(self._sources), sort_keys=True))
             return f"site {site}: {mine.difference(claim)}"
-        return self.hear(site, claim)
+        return objection or self.hear(site, claim)
 
     def hear(self, site: str, claim: Claim) -> str:
         """Take a site's claim; why it is refused, or nothing."""

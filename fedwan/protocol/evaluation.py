@@ -10,6 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from fedwan.protocol.limits import Report
 
+MOST_MISSED = 3
+"""Evaluations, after which those of the sites that have answered are taken."""
+
 
 class Evaluation:
     """Asks, and collects answers."""
@@ -19,7 +22,9 @@ class Evaluation:
         self._asked: set[str] = set()
         """Who has not answered yet, where all are asked; else the last who was."""
         self._refused: set[str] = set()
-        """Who answered with what cannot be taken, and is not asked again."""
+        """Who answers with what cannot be taken, or not at all, and is not asked again."""
+        self._missed = 0
+        """Evaluations that were left out, since answers to the one before were still to come."""
         self._heard: dict[str, Report] = {}
         self._found: list[Mapping[str, Report]] = []
 
@@ -27,15 +32,24 @@ class Evaluation:
         """Whom to ask now; nobody while answers of all sites are still to come."""
         chosen = [name for name in live if name not in self._refused]
         if not self._asks_all:
+            # Who has not answered the last question may not answer this one.
+            chosen = [name for name in chosen if name not in self._asked] or chosen
             chosen = ([name for name in latest if name in chosen] or chosen)[:1]
         elif not self.is_idle(chosen):
-            return []
-        self._asked = set(chosen)
+            self._missed += 1
+            if self._missed < MOST_MISSED:
+                return []
+            self._refused |= self._asked & set(chosen)
+            if self._heard:
+                self._found.append(self._heard)
+                self._heard = {}
+            chosen = [name for name in chosen if name not in self._asked]
+        self._asked, self._missed = set(chosen), 0
         return chosen
 
     def is_idle(self, live: Collection[str]) -> bool:
         """Whether no answer is to be expected without asking again."""
-        return not self._asked & set(live)
+        return not (self._found or self._asked & set(live))
 
     def hear(self, site: str, report: Report | None) -> None:
         """Take an answer, or that one was refused; `Registry.answer` knows who was asked."""
@@ -43,6 +57,7 @@ class Evaluation:
             self._asked.discard(site)
             self._refused.add(site)
         elif not self._asks_all or not report.version:
+            self._asked.discard(site)
             self._found.append({site: report})
         elif site in self._asked:
             self._asked.discard(site)

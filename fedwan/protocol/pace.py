@@ -45,7 +45,9 @@ class Paces:
 
         A fragment's seconds are those since another one left, not those of all its steps.
         """
-        steps = work.steps if self._is_whole else work.step - self._reached.get(site, 0)
+        # Of the first one after a resume nobody knows which steps its seconds are of.
+        before = self._reached.get(site, work.step)
+        steps = work.steps if self._is_whole else work.step - before
         self._reached[site] = work.step
         speed = steps / work.compute_s if work.compute_s > 0 else 0.0
         if math.isfinite(speed) and speed > 0:

@@ -22,6 +22,8 @@ GRACE = 3.0
 """Deviations above the usual time of a round until its deadline."""
 LEAST_ROUNDS = 5
 """Past rounds that a deviation is told from; from fewer it is taken for the median itself."""
+LEAST_S = 0.5
+"""That a round stays open after the usual time for its contributions."""
 LEAST_SPREAD = 0.05
 """Of the median: a deviation below it is taken for this much, lest a hiccup miss the deadline."""
 MAD_TO_SIGMA = 1.4826
@@ -99,7 +101,7 @@ class RoundPolicy(NamedTuple):
         median = statistics.median(past_s)
         spread = MAD_TO_SIGMA * statistics.median(abs(s - median) for s in past_s)
         least = LEAST_SPREAD if len(past_s) >= LEAST_ROUNDS else 1.0
-        return min(self.patience_s, median + GRACE * max(spread, least * median))
+        return min(self.patience_s, median + max(GRACE * max(spread, least * median), LEAST_S))
 
     def scale(self, staleness: int) -> float:
         """What a contribution's parameters are multiplied by that is so many versions late.

@@ -212,7 +212,8 @@ class Rounds(Generic[C, U]):
 
     def forget(self, site: str) -> list[C]:
         """Drop what is whole of a site and not merged; the contributions that are done with."""
-        merged = [merge.key for merge in self.round.merged] if self.round else []
+        rounds = [self.round.merged if self.round else (), *self._closed.values()]
+        merged = [merge.key for merges in rounds for merge in merges]
         done = []
         for index, whole in enumerate(self._whole):
             keys = [key for key in whole if key[1] == site and Key(index, *key) not in merged]

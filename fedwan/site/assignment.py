@@ -67,6 +67,7 @@ class Assignment:
         _make_meeting(path)
         _outcome_path(path).unlink(missing_ok=True)
         _joined_path(path).unlink(missing_ok=True)
+        _welcome_path(path).unlink(missing_ok=True)
         path.write_text(json.dumps(asdict(self)))
 
     @classmethod
@@ -84,6 +85,10 @@ class Assignment:
             ) from None
         _joined_path(Path(text)).touch()
         return assignment
+
+
+_PEER_LOST = ("gloo/transport", "Connection closed by peer", "ncclRemoteError")
+"""In what torch says of a collective whose other process has died."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +121,9 @@ class Outcome:
         """Leave word for the service, if there is one; the first process that does is heard."""
         text = os.environ.get(VARIABLE, "")
         has_failed = isinstance(error, Exception) or (isinstance(error, SystemExit) and error.code)
-        if not text or (error is not None and not has_failed):
-            return  # a signal: whoever sent it knows
+        is_of_peer = isinstance(error, RuntimeError) and any(t in str(error) for t in _PEER_LOST)
+        if not text or is_of_peer or (error is not None and not has_failed):
+            return  # a signal, or another process's end: how that came about is told by others
         error = disk_full(error) or error
         path, said = _outcome_path(Path(text)), " ".join(str(error or "").split())[:LONGEST_TEXT]
         word = cls("" if error is None else type(error).__name__, said, step)
@@ -155,6 +161,18 @@ def _make_meeting(path: Path) -> None:
         folder.mkdir()
 
 
+def tell_welcome() -> None:
+    """Leave word for the service, if there is one, that the coordinator has let this site in."""
+    if text := os.environ.get(VARIABLE, ""):
+        with contextlib.suppress(OSError):  # the disk is full
+            _welcome_path(Path(text)).touch()
+
+
+def is_welcome(path: Path) -> bool:
+    """Whether a script has left that word beside its assignment."""
+    return _welcome_path(path).exists()
+
+
 def read_outcome(path: Path) -> tuple[Outcome | None, bool]:
     """The outcome that a script left beside its assignment, and whether it ever joined."""
     try:
@@ -176,7 +194,7 @@ def end_with(parent: int) -> None:
         while psutil.pid_exists(parent):
             time.sleep(0.5)
         time.sleep(ORPHAN_GRACE_S)
-        print("fedwan: the site's service is gone, so this process ends", file=sys.stderr)
+        print("fedwan: the process above is gone, so this one ends", file=sys.stderr)
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
@@ -188,3 +206,7 @@ def _outcome_path(path: Path) -> Path:
 
 def _joined_path(path: Path) -> Path:
     return path.with_name("joined")
+
+
+def _welcome_path(path: Path) -> Path:
+    return path.with_name("welcome")

@@ -244,7 +244,7 @@ class Exchange:
         if not self._place.is_behind:
             # Sealed before: the answer may be a question about its masks.
             flight.update = self._ask(flight.fragment, version + 1)
-            receipt = self._group.lead(
+            receipt = self._group.lead_long(
                 lambda: self._stub.send_contribution(
                     fragment.index, version, payload, work, bundle=bundle
                 )

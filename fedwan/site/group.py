@@ -8,7 +8,9 @@ tells the others; every process then does the same to its own part of the networ
 from __future__ import annotations
 
 import datetime
+import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -24,7 +26,8 @@ from fedwan.link.buffer import Buffer
 T = TypeVar("T")
 
 TIMEOUT = datetime.timedelta(minutes=10)
-"""Of every collective: the others wait for rank 0 in steps of less than a second."""
+"""Of every collective: the others wait for rank 0 in steps of seconds."""
+WAKE_S = 2.0
 
 
 class Group:
@@ -56,6 +59,17 @@ class Group:
         if told is not None:
             raise told
         return cast(T, value)
+
+    def lead_long(self, call: Callable[[], T]) -> T:
+        """As `lead`, where the call may take longer than a collective: the others hear of it."""
+        if self.size == 1:
+            return call()
+        found: Future[T] = Future()
+        if self.rank == 0:
+            threading.Thread(target=_fulfil, args=(found, call), daemon=True).start()
+        while not self.lead(lambda: bool(wait([found], WAKE_S).done)):
+            pass
+        return self.lead(lambda: found.result())
 
     def spread(self, value: Tensor | None, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
         """A tensor of rank 0 at all ranks, in host memory where there are several."""
@@ -118,6 +132,13 @@ class Group:
         if self.size > 1:
             torch.distributed.destroy_process_group(self._handle)
             self._handle = None
+
+
+def _fulfil(found: Future[T], call: Callable[[], T]) -> None:
+    try:
+        found.set_result(call())
+    except BaseException as error:
+        found.set_exception(error)
 
 
 def open_group() -> Group:

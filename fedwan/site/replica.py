@@ -31,6 +31,7 @@ from fedwan.state import (
     State,
     hash_hashes,
     hash_state,
+    is_storable,
     layout_of,
     layout_to_json,
     network_of,
@@ -60,6 +61,9 @@ class Replica:
         group: Group | None = None,
     ) -> None:
         self.group = group or Group()
+        _check(networks)
+        if self.group.size > 1:
+            reshard(networks.values())  # one that has stepped before may hold its weights whole
         self.inner = NamedOptimizers.of(networks, optimizers)
         self._config = inner or {}
         held = self.inner.held()
@@ -71,7 +75,9 @@ class Replica:
         self.live: State = state_of(self.trained, home)
         stays = {n: t.detach() for n, t in _named(self.trained) if n not in self.live}
         self._fixed = {n: t for n, t in stays.items() if home.get(n) is Role.FROZEN}
-        self.local: State = {n: t for n, t in stays.items() if n not in self._fixed}
+        self.local: State = {
+            n: t for n, t in stays.items() if n not in self._fixed and is_storable(t.dtype)
+        }
         """What is this site's own (excluded tensors, spectral norm's vectors), sharing memory."""
         layout = layout_of(self.trained, home)
         self.layout: Layout = dict(sorted((layout | moment_layout(layout, self._config)).items()))
@@ -357,6 +363,18 @@ class Replica:
                 present.copy_(value)
             if self.is_cut:
                 reshard(self.trained.values())
+
+
+def _check(networks: Mapping[str, nn.Module]) -> None:
+    """Refuse tensors that cannot be trained, or written to."""
+    for name, tensor in _named(networks):
+        if tensor.is_meta:
+            raise UserError(f"{name!r} lies on meta; give the network weights before fedwan.join")
+        is_spread = any(n > 1 and not s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        if is_spread and not is_cut(tensor):
+            raise UserError(
+                f"{name!r} is an expanded view, whose values share memory; make it of .clone()"
+            )
 
 
 @contextmanager

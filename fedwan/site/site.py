@@ -37,7 +37,7 @@ from fedwan.link.base import PROTOCOL, Link
 from fedwan.link.client import HEARTBEAT_S
 from fedwan.link.tls import Identity
 from fedwan.rng import derive_seed, lent_generators
-from fedwan.site.assignment import Outcome
+from fedwan.site.assignment import Outcome, tell_welcome
 from fedwan.site.checkpoint import SiteCheckpoints, Stateful
 from fedwan.site.exchange import Exchange
 from fedwan.site.group import Group
@@ -326,8 +326,9 @@ class Site:
         """Join, and ask again until the sites of the run agree."""
         said, (pause_s, most_s) = "", ASK_AGAIN_S
         while True:
-            welcome = self._group.lead(lambda: self._stub.link.join(hello))
+            welcome = self._group.lead_long(lambda: self._stub.link.join(hello))
             if not welcome.is_waiting:
+                tell_welcome()
                 return welcome
             if welcome.text != said:
                 said = welcome.text

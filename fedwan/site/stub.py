@@ -76,7 +76,7 @@ class CoordinatorStub:
             if receipt.status == wire.Receipt.REJECTED:
                 raise FedwanError(f"the initial weights were refused: {receipt.text}")
 
-        self._group.lead(send)
+        self._group.lead_long(send)
 
     def send_contribution(
         self,
@@ -194,7 +194,7 @@ class CoordinatorStub:
                 kept.append(fp32().decode(payload, self._layout))
             return header
 
-        header = self._group.lead(fetch)
+        header = self._group.lead_long(fetch)
         return (kept[0] if kept else None), header
 
     def fetch_outer(self) -> tuple[State | None, list[int]]:
@@ -207,7 +207,7 @@ class CoordinatorStub:
             kept.append(safetensors.torch.load(bytes(payload.read(0, payload.num_bytes))))
             return list(header.versions)
 
-        versions = self._group.lead(fetch)
+        versions = self._group.lead_long(fetch)
         return (kept[0] if kept else None), versions
 
 

@@ -16,6 +16,7 @@ from fedwan.cli import run as commands
 from fedwan.cli.run import choose_folder, load_config, start
 from fedwan.config import Config
 from fedwan.errors import ConfigError, FedwanError, RunStopped
+from fedwan.flower.processes import only_one
 from fedwan.output.outputs import Outputs
 from tests.cli.conftest import Command
 from tests.output.runs import make_config, write_run
@@ -61,6 +62,23 @@ def test_a_run_that_fails_says_where_it_is_and_how_to_go_on_and_a_misspelt_one_o
         assert last == f"go on with it: fedwan run {tmp_path / folder / 'config.yaml'} --resume"
     told = "fedwan: unknown key 'stesp' (= 3); did you mean 'steps'?\n"
     assert fedwan("demo", "stesp=3") == (2, "", told)
+
+
+def test_a_folder_that_is_in_use_or_cannot_be_made_is_one_line_and_no_way_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(config: Config, stop: threading.Event) -> None:
+        with only_one(Path(config.out), "out"):
+            pass
+
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "coordinator.safetensors").touch()
+    with only_one(tmp_path, "out"), pytest.raises(ConfigError, match="in use by another service"):
+        start(make_config(tmp_path), refuse)
+    assert "go on with it" not in capsys.readouterr().out
+    for out in ("/proc/x", "/dev/null/x"):
+        with pytest.raises(ConfigError, match=f"out = '{out}' cannot be made: .*; choose another"):
+            start(make_config(Path(out)), refuse)
 
 
 def test_sigterm_ends_the_services_in_order(tmp_path: Path) -> None:

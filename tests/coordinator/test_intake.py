@@ -235,3 +235,15 @@ def test_a_damaged_payload_is_refused() -> None:
     data[-20] ^= 1
     with pytest.raises(PayloadError, match="checksum"):
         inspect(StrictSource(bytes(data)), LAYOUT, fp32())
+
+
+def test_what_fp32_cannot_hold_is_refused_where_it_would_be_merged() -> None:
+    layout = {"g/scale": spec((2,), Role.MEAN, torch.float64)}
+    for value, is_good in ((3e38, True), (1e40, False), (-1e40, False)):
+        state = {"g/scale": torch.tensor([1.0, value], dtype=torch.float64)}
+        payload = fp32().encode(state, {}, layout)[0]
+        if is_good:
+            inspect(payload, layout, fp32())
+            continue
+        with pytest.raises(PayloadError, match="'g/scale' holds values that are not finite, or"):
+            inspect(payload, layout, fp32())

@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from Crypto.Protocol.SecretSharing import Shamir
 
 from fedwan.config import Config
 from fedwan.coordinator.mask_keys import Masking
-from fedwan.coordinator.masked import MaskedMerger
+from fedwan.coordinator.masked import MaskedMerger, _put_together
 from fedwan.errors import ConfigError, PayloadError, UserError
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.tls import Identity
 from fedwan.protocol.registry import Registry
 from fedwan.protocol.round import Key
+from fedwan.protocol.unmasking import hash_of
 from fedwan.simulation import Absence
 from fedwan.site.masker import Masker
 from tests.planes import Wires, layout_of_size
@@ -195,3 +197,13 @@ def test_masks_go_where_contributions_are_added_up(
 def test_running_statistics_are_no_sum(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="running statistics.* use networks without batch norm"):
         run_tiny(tmp_path, config_of(inner=NET), norm=True)
+
+
+@pytest.mark.parametrize("num", [5, 20])
+def test_a_false_share_that_comes_first_is_found_out(num: int) -> None:
+    seed, least = bytes(range(16)), num // 2 + 1
+    shares = dict(Shamir.split(least, num, seed, ssss=False))
+    shares[1] = bytes(16)
+    assert _put_together(shares, least, hash_of(seed)) == seed
+    few = {number: shares[number] for number in range(1, least + 1)}
+    assert _put_together(few, least, hash_of(seed)) is None

@@ -216,4 +216,4 @@ def test_decisions_outlive_the_coordinator_and_damage_to_the_journal(tmp_path: P
     lines = [json.dumps({"event": event, "site": site}) for event, site in rows]
     (tmp_path / "journal.jsonl").write_text("\n".join([*lines[:2], '{"event": "eje', *lines[2:]]))
     found = list(members.decisions(tmp_path / "journal.jsonl"))
-    assert found == [("drain", "s1"), ("eject", "s2"), ("admit", "s1")]
+    assert found == [("drain", "s1", True), ("eject", "s2", False), ("admit", "s1", False)]

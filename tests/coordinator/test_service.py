@@ -18,7 +18,7 @@ from fedwan.config import Config, LinkConfig
 from fedwan.coordinator import control
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.service import run_coordinator
-from fedwan.errors import ConfigError, FedwanError, LinkLost, SessionLost
+from fedwan.errors import STOPPED, ConfigError, FedwanError, LinkLost, RunStopped, SessionLost
 from fedwan.link.base import Link
 from fedwan.output.board import read_run
 from fedwan.site.site import Membership
@@ -161,7 +161,7 @@ def test_a_run_that_is_ended_from_outside_keeps_the_reason_and_tells_it_until_it
         raise FedwanError("ended by SIGTERM")
         yield
 
-    with pytest.raises(FedwanError):
+    with pytest.raises(RunStopped, match=why):
         run_coordinator(config, "run", identities / "coordinator", False, announce)
     code, text, _ = fedwan("status", str(out))
     assert code == 0 and text.splitlines()[1] == f"stopped: {why}"
@@ -173,6 +173,11 @@ def test_a_run_that_is_ended_from_outside_keeps_the_reason_and_tells_it_until_it
         row = {"kind": "event", "t": 4e9, "event": "listening", "site": None, "text": "listens"}
         file.write(json.dumps(row) + "\n")
     assert why not in fedwan("status", str(out))[1] + fedwan("doctor", str(out))[1]
+    with (out / "journal.jsonl").open("a") as file:  # and is stopped by its operator
+        row |= {"event": "stopped", "text": STOPPED}
+        file.write(json.dumps(row) + "\n")
+    told = fedwan("doctor", str(out))[1]
+    assert STOPPED in told and "note  --resume goes on" in told and "mend  " not in told
 
 
 @pytest.mark.parametrize("others", [{}, {"kind": "round", "site": "s9"}])

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,7 +37,7 @@ from fedwan.link.base import Ticket
 
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 
-def run(ticket, settings):
+def run(ticket, settings, tell):
     print("a word of the training's")
     os.write(2, b"a word of a library's\\n")
     if what == "refuse":
@@ -123,16 +124,20 @@ def test_a_ticket_is_answered_with_how_it_ended_and_a_second_signal_cuts_nothing
 
 
 PREFACE = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 from fedwan.errors import JoinRefused
-from fedwan.site.assignment import Assignment, Outcome
+from fedwan.site.assignment import Assignment, Outcome, tell_welcome
 
 joined = Assignment.given
 """
 
 
-def run(folder: Path, body: str = "", command: str = "", workload: str = "command") -> None:
+def run(
+    folder: Path, body: str = "", command: str = "", workload: str = "command"
+) -> list[tuple[str, str]]:
+    """What its service is told."""
+    told: list[tuple[str, str]] = []
     (folder / "train.py").write_text(PREFACE + textwrap.dedent(body))
     config = load_run(None, [f"workload={workload}"])
     site = SiteFile(
@@ -142,7 +147,9 @@ def run(folder: Path, body: str = "", command: str = "", workload: str = "comman
         recipes=["flow"],
         folder=str(folder),
     )
-    train(Ticket("127.0.0.1:1", "run-1", to_json(config)), site)
+    ticket = Ticket("127.0.0.1:1", "run-1", to_json(config))
+    train(ticket, site, lambda *words: told.append(words))
+    return told
 
 
 def test_a_script_that_ends_well_has_taken_part_and_its_first_word_is_heard(tmp_path: Path) -> None:
@@ -152,6 +159,22 @@ def test_a_script_that_ends_well_has_taken_part_and_its_first_word_is_heard(tmp_
     assert "s1 run-1 --data=s1" in (tmp_path / "state" / "logs" / "clientapp.log").read_text()
     word = json.loads((tmp_path / "state" / "training" / "outcome.json").read_text())
     assert word == {"error": "", "text": "", "step": 8}
+
+
+def test_the_service_is_told_when_a_script_is_let_in_and_why_it_is_started_again(
+    tmp_path: Path,
+) -> None:
+    body = """
+    joined(); tell_welcome(); time.sleep(0.5)
+    Outcome.leave(None if Path("failed").exists() else ValueError("bad batch"), 8)
+    Path("failed").touch()
+    """
+    told = [words for words, _ in groupby(run(tmp_path, body))]
+    name = "run-1 (command, diloco)"
+    assert [words[0] for words in told] == [name] * 3
+    assert (told[0][1], told[2][1]) == ("", "")
+    assert told[1][1].startswith("the training script failed at step 8: ValueError: bad batch")
+    assert told[1][1].endswith("it is started again")
 
 
 def test_processes_meet_where_no_full_disk_can_tear_what_they_write(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from fedwan.flower.front_door import FrontDoor
 from fedwan.link import pki
 from fedwan.link.tls import Identity
 from tests.flower.fleet import free_port
-from tests.planes import eventually, in_thread, let_lapse
+from tests.planes import Bench, eventually, in_thread, let_lapse, serving
 
 SEEN_S = 0.4
 """A new file in an identity's folder is noticed within so long, if it is looked for often."""
@@ -249,6 +249,7 @@ def test_a_supernodes_call_waits_for_a_door_that_comes_later_and_no_other_leaves
     identities: Path, superlink: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = free_port()
+    caplog.set_level(logging.INFO, "fedwan")
     with forwarding(identities / "s1", port) as forwarder:
         assert post(forwarder, "/v1/control/start-run").status_code == 404
         assert post(forwarder, "/v1/fleet/%2e%2e/control/start-run").status_code == 404
@@ -258,7 +259,30 @@ def test_a_supernodes_call_waits_for_a_door_that_comes_later_and_no_other_leaves
             assert answer().content == b"x"
         assert [path for path, _, _ in superlink.requests] == [PULL]
         assert not forwarder.take_lost()
-    assert caplog.text.count(f"front door 127.0.0.1:{port} is away") == 1
+    told = [record.getMessage() for record in caplog.records if "front door" in record.getMessage()]
+    name = f"front door 127.0.0.1:{port}"
+    assert told == [f"{name} is away: Connection refused; trying on", f"{name} answers"]
+
+
+def test_a_door_that_is_the_data_plane_is_told_in_one_line(
+    identities: Path, tmp_path: Path
+) -> None:
+    with (
+        serving(Bench(tmp_path).hub, identities) as plane,
+        forwarding(identities / "s1", plane.port) as forwarder,
+    ):
+        assert post(forwarder).status_code == 502
+        door = f"127.0.0.1:{plane.port}"
+        assert str(forwarder.refusal).startswith(f"door = '{door}' is the coordinator's data plane")
+
+
+def test_what_speaks_no_tls_in_the_door_s_place_is_told(
+    identities: Path, superlink: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with forwarding(identities / "s1", superlink.server_port) as forwarder:
+        waiting = in_thread(lambda: post(forwarder))
+        eventually(lambda: "is away: what listens there speaks no TLS; trying on" in caplog.text)
+    waiting()
 
 
 @pytest.mark.parametrize(("name", "num_asked"), [(PULL, 3), ("/v1/fleet/get-run", 1)])
@@ -313,7 +337,9 @@ def test_a_site_that_is_refused_learns_it_in_one_line(
         waiting = in_thread(lambda: post(forwarder))
         eventually(lambda: forwarder.refusal is not None)
         text = str(forwarder.refusal)
-        says = "did not prove to be this run's coordinator" if when[0] == "a" else "is revoked"
+        says = "did not prove to be this run's coordinator"
+        if when != "another authority":
+            says = "is revoked; delete identity.key there, and request anew: fedwan pki request s1"
         assert says in text and "\n" not in text
         assert len(superlink.requests) == (when == "revoked meanwhile")
     waiting()

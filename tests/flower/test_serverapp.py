@@ -96,13 +96,16 @@ def test_every_connected_node_gets_one_ticket_as_it_is_and_no_second() -> None:
     assert message.metadata.ttl >= 30 * 24 * 3600
 
 
-def test_a_node_that_went_away_gets_its_ticket_when_it_is_back_at_once() -> None:
+def test_a_node_that_went_away_gets_its_ticket_when_it_is_back_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     office = Office(11)
     office.grid.nodes.clear()
     office.grid.fail(0, 5, "Node Unavailable")
     assert office.look() == [11]
     office.grid.nodes.add(11)
     assert office.look() == [11, 11]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_repeated_failures_are_slowed_but_never_given_up() -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from fedwan.errors import ConfigError, IdentityError
-from fedwan.flower.site import serve_site
+from fedwan.errors import ConfigError, IdentityError, RunStopped
+from fedwan.flower.site import _Supervisor, serve_site
 from fedwan.flower.site_file import VARIABLE, SiteData, SiteFile, given_site, load_site
+from fedwan.flower.status import Status
 
 
 def test_a_name_that_is_not_the_certificates_is_refused(tmp_path: Path, identities: Path) -> None:
@@ -59,7 +65,7 @@ def test_what_a_service_passes_on_is_read_as_it_was(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (GOOD + "gate: x\n", "unknown key 'gate'"),
+        (GOOD + "gate: x\n", "site.yaml': unknown key 'gate'"),
         (
             GOOD + "data: images\n",
             "data = 'images' is a section, not a setting; it holds data.path",
@@ -74,3 +80,26 @@ def test_a_wrong_file_is_one_clear_line(tmp_path: Path, text: str, says: str) ->
     with pytest.raises(ConfigError) as caught:
         load_site(write(tmp_path, text), [])
     assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_site_s_log_tells_of_the_run_how_its_script_failed_and_where_its_log_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    forwarder: Any = SimpleNamespace(refusal=None)
+    caplog.set_level("INFO", "fedwan")
+    with closing(_Supervisor(SiteFile("s1", dir=str(tmp_path)), forwarder)) as supervisor:
+        supervisor._due_at = math.inf  # no SuperNode is started
+        begun = Status.of()
+        joined = replace(begun, run="r1 (gan, diloco)")
+        failed = replace(joined, text="at step 8: ValueError: no; it is started again")
+        done = joined.ended(None)
+        for status in (begun, joined, joined, failed, done, joined.ended(RunStopped("too few"))):
+            status.write(tmp_path / "clientapp.json")
+            supervisor.look()
+    lines = [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+    assert lines == [
+        "INFO joined run r1 (gan, diloco)",
+        f"WARNING run r1 (gan, diloco): {failed.text} (log {tmp_path / 'logs' / 'clientapp.log'})",
+        "INFO run r1 (gan, diloco) is done",
+        "INFO run r1 (gan, diloco) has stopped: too few",
+    ]

@@ -137,3 +137,34 @@ def test_a_script_that_finds_a_disk_full_has_made_no_mistake(
     outcome, _ = read_outcome(tmp_path / "assignment.json")
     assert outcome is not None and isinstance(outcome.exception(), DiskFull)
     assert f"the disk of {tmp_path} is full" in outcome.text
+
+
+ENDED = """
+import os, signal, sys, time
+from pathlib import Path
+from fedwan.errors import FedwanError
+from fedwan.flower.status import reported
+
+folder = Path(sys.argv[1])
+signal.signal(signal.SIGINT, lambda *_: os._exit(3))  # as Flower's
+try:
+    with reported(folder / "log", folder / "status", folder / "service"):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+except FedwanError:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_who_ends_with_its_service_says_so_and_a_later_signal_is_not_heard(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    service = Status.of()
+    service = replace(service, started_s=service.started_s - 10) if is_killed else service
+    service.write(tmp_path / "service")
+    subprocess.run([sys.executable, "-c", ENDED, str(tmp_path)], check=True, timeout=60)
+    status = Status.read(tmp_path / "status")
+    says = f"the coordinator's service (process {service.pid}) was killed"
+    assert status is not None and status.text == (says if is_killed else "ended by SIGTERM")

@@ -84,7 +84,7 @@ def test_a_site_and_its_coordinator_renew_twice_and_no_round_is_lost(
 @pytest.mark.parametrize(
     ("why", "says"),
     [
-        ("revoked", "certificate of s1 is revoked; have another"),
+        ("revoked", "certificate of s1 is revoked; delete identity.key"),
         ("expired", "our certificate .*it expired on 20"),
     ],
 )

@@ -31,9 +31,12 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_waits_double_up_to_a_limit_and_end_with_patience(slept: list[float]) -> None:
     tries = Patience("host:1", 60.0, lambda: None, slept.append)
-    with pytest.raises(LinkLost, match=r"host:1 could not be reached for 60 s .*patience_s"):
+    said = "failed to connect to all addresses; last error: UNKNOWN: ipv4:1.2.3.4:1: Failed to "
+    said += "connect to remote host: Connection refused"
+    why = r"host:1 could not be reached for 60 s \(Connection refused\).*patience_s"
+    with pytest.raises(LinkLost, match=why):
         while True:
-            tries.failed(Failure(Code.UNAVAILABLE))
+            tries.failed(Failure(Code.UNAVAILABLE, said))
     assert slept[:4] == [0.05, 0.1, 0.2, 0.4] and max(slept) == LONGEST_WAIT_S
     assert 60 < sum(slept) < 60 + 2 * LONGEST_WAIT_S
 

@@ -46,6 +46,7 @@ def test_a_finished_run_is_one_page_that_needs_nothing_else(tmp_path: Path) -> N
     with Outputs(make_config(tmp_path), tmp_path) as outputs:
         write_run(outputs, finish=True)
     html = (tmp_path / "report.html").read_text()
+    assert (tmp_path / "report.html").stat().st_mode & 0o777 == 0o600
     parser = Balanced()
     parser.feed(html)
     assert parser.open == []

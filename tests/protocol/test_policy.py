@@ -40,7 +40,7 @@ def test_a_deadline_never_closes_a_round_below_its_quorum(
 def test_a_first_round_has_no_deadline_and_the_next_ones_a_wide_one() -> None:
     policy = barrier(4, quorum=3, patience_s=60.0, has_deadline=True)
     assert policy.deadline_s([]) == 60.0
-    assert [policy.deadline_s([1.0] * num) for num in (1, 4, 5)] == [4.0, 4.0, 1.15]
+    assert [policy.deadline_s([1.0] * num) for num in (1, 4, 5)] == [4.0, 4.0, 1.5]
 
 
 def test_one_long_round_hardly_moves_the_deadline() -> None:
@@ -105,3 +105,11 @@ def test_speed_is_that_of_the_steps_since_anything_left_and_of_sites_that_are_he
     assert paces.steps("s2") == 5
     paces.keep(["s2"])
     assert paces.steps("s2") == 20 and paces.steps("s1") == 0
+
+
+def test_the_first_fragment_after_a_resume_tells_no_speed() -> None:
+    paces = Paces(20, 1, num_fragments=2)
+    paces.note("s1", wire.Work(step=10_000, steps=10, compute_s=5.0))
+    assert paces.usual() == 0
+    paces.note("s1", wire.Work(step=10_010, steps=10, compute_s=5.0))
+    assert paces.usual() == 2

@@ -13,7 +13,7 @@ from fedwan.codecs import fp32
 from fedwan.fragments import Fragment, whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.policy import RoundPolicy, barrier
-from fedwan.protocol.round import Key
+from fedwan.protocol.round import Key, Merge
 from fedwan.protocol.rounds import Rounds
 from fedwan.state import Role, TensorSpec
 from fedwan.strategy import Strategy
@@ -388,3 +388,16 @@ def test_each_contribution_is_merged_once_or_dropped(
             present = rounds.begin(now_s)
     assert freed <= sent and merged <= sent
     assert freed == merged - len(present.merged) + rounds.dropped
+
+
+def test_of_a_sum_that_an_earlier_start_closed_an_ejected_site_s_part_stays() -> None:
+    rounds = make(barrier(3, 2, 600.0), num_fragments=2)
+    for index in (0, 1):
+        sent = Sent(wire.Work(steps=2, samples=2))
+        rounds.close_again(index, [Merge(Key(index, 0, site), sent, 0, 1.0) for site in SITES])
+    rounds.begin(0.0)
+    assert rounds.forget("s3") == []
+    rounds.expect(["s1", "s2"])
+    rounds.publish(Update(1))
+    assert [merge.key.site for merge in rounds.begin(1.0).merged] == [*SITES]
+    rounds.publish(Update(1))

@@ -299,6 +299,46 @@ def follower(trainer: Trainer) -> None:
                     param.mul_(0.9)
 
 
+def add_late(trainer: Trainer) -> None:
+    with trainer.join() as site:
+        for _ in site:
+            trainer.step()
+            trainer.net.register_parameter("scale", nn.Parameter(torch.ones(1)))
+
+
+def grow(trainer: Trainer) -> None:
+    trainer.net.register_buffer("seen", torch.zeros(2))
+    with trainer.join() as site:
+        for _ in site:
+            trainer.step()
+            trainer.net.register_buffer("seen", torch.zeros(4))
+
+
+def spread(trainer: Trainer) -> None:
+    trainer.net.register_buffer("mask", torch.ones(1).expand(4))
+    trainer.join()
+
+
+def remember(trainer: Trainer) -> None:
+    with trainer.join() as site:
+        for _ in site:
+            trainer.step()
+            trainer.optimizer.state["global"] = {"steps": 1}  # type: ignore[index]
+
+
+def reduce_twice(trainer: Trainer) -> None:
+    with trainer.join(state={}) as site:
+        for _ in site:
+            trainer.step(site.reduce)
+            site.reduce()
+
+
+def log_many(trainer: Trainer) -> None:
+    with trainer.join() as site:
+        for _ in site:
+            site.log(loss=torch.zeros(3))
+
+
 def leave_early(trainer: Trainer) -> None:
     loop(trainer, 2)
 
@@ -326,6 +366,12 @@ def leave_early(trainer: Trainer) -> None:
         ),
         (assign, "strategy=diloco", "was replaced by another object, which no optimiser steps"),
         (follower, "strategy=diloco", "leave 'ema' out of `networks`, and put it into `state`"),
+        (add_late, "strategy=diloco", "parameter 'net/scale' was added after fedwan.join"),
+        (grow, "strategy=diloco", "'net/seen' had the shape (2,) when training began and has (4,)"),
+        (spread, "strategy=diloco", "'net/mask' is an expanded view"),
+        (remember, "strategy=diloco", "keeps 'global' beside the state of its parameters"),
+        (reduce_twice, "strategy=sync", "site.reduce() was called twice in one step"),
+        (log_many, "strategy=diloco", "site.log(loss=...) got a tensor of shape (3,); give one"),
     ],
 )
 def test_a_script_that_goes_wrong_is_told_so(
@@ -373,3 +419,106 @@ def test_alone_each_step_is_said_once_and_the_last_one_always(
 def test_alone_needs_a_number_of_steps() -> None:
     with pytest.raises(UserError, match="steps = 0: .* give fedwan.join"):
         Trainer("sgd").join()
+
+
+# Other loops than one over the site --------------------------------------------------------------
+
+
+def in_epochs(trainer: Trainer, site: Site | Alone) -> int:
+    """Five batches an epoch; in the second one the fourth body is broken off."""
+    bodies = epoch = 0
+    while not site.is_done:
+        for _, part in zip(site, range(5), strict=False):
+            trainer.step(site.reduce if epoch != 1 or part < 3 else lambda: None)
+            bodies += 1
+            if epoch == 1 and part == 3:
+                break
+        epoch += 1
+    return bodies
+
+
+def by_hand(trainer: Trainer, site: Site | Alone) -> int:
+    bodies = 0
+    while not site.is_done:
+        trainer.step(site.reduce)
+        site.after_step()
+        bodies += 1
+    return bodies
+
+
+@pytest.mark.parametrize("strategy", ["strategy=diloco h=4", "strategy=sync"])
+@pytest.mark.parametrize("loop", [in_epochs, by_hand])
+def test_steps_count_that_were_taken_whatever_loop_takes_them(
+    loop: Callable[[Trainer, Site | Alone], int], strategy: str, tmp_path: Path
+) -> None:
+    bodies: list[int] = []
+
+    def train(_: object) -> None:
+        trainer = Trainer("adamw")
+        with trainer.join(state={}) as site:
+            bodies.append(loop(trainer, site))
+
+    config = asked("steps=12", *strategy.split())
+    run = simulate(config, tmp_path, train=train)
+    with Alone(12) as alone:
+        assert bodies == [loop(Trainer("adamw"), alone)]
+    rounds = [row for row in run.records if row["kind"] == "round"]
+    assert [row["step"] for row in rounds][-1] == 12 and run.totals.rejected == 0
+    assert sum(row["samples"] for row in rounds) == 12 * config.data.batch
+    assert run.totals.compute_s > 1e-4
+
+
+def test_losses_are_means_in_fp32_of_what_they_were_when_they_were_logged(tmp_path: Path) -> None:
+    def train(_: object) -> None:
+        trainer, running = Trainer("adamw"), torch.zeros(1)
+        with trainer.join() as site:
+            for _ in site:
+                trainer.step()
+                running += 1
+                site.log(low=torch.tensor(1.0, dtype=torch.bfloat16), running=running)
+                running.zero_()
+
+    run = simulate(asked("steps=600", "h=600"), tmp_path, train=train)
+    (row,) = (row for row in run.records if row["kind"] == "round")
+    assert row["losses"] == {"low": 1.0, "running": 1.0}
+
+
+def test_what_a_network_keeps_for_itself_may_grow(tmp_path: Path) -> None:
+    """And dies once: with and without, it ends on the same bits."""
+
+    def train(_: object) -> None:
+        trainer = Trainer("adamw")
+        trainer.net.register_buffer("cache", torch.zeros(2), persistent=False)
+        trainer.net.register_buffer(
+            "turns", torch.zeros(2, dtype=torch.complex128), persistent=False
+        )
+        with trainer.join() as site:
+            for step in site:
+                trainer.step()
+                trainer.net.register_buffer("cache", torch.zeros(2 + step), persistent=False)
+
+    found = [
+        simulate(asked("steps=12"), tmp_path / name, train=train, absences=absences).site_sha256
+        for name, absences in (("whole", {}), ("died", {"s1": Absence(0.5, 0.5)}))
+    ]
+    assert found[0] == found[1]
+
+
+def test_a_frozen_network_does_not_move_while_quality_is_measured(tmp_path: Path) -> None:
+    means: list[float] = []
+
+    def train(_: object) -> None:
+        trainer, judge = Trainer("adamw"), nn.BatchNorm1d(4)
+
+        def evaluate(seed: int) -> dict[str, float]:
+            judge(torch.full((8, 4), 3.0))
+            return {"fd": 1.0}
+
+        networks = {"net": trainer.net, "judge": judge}
+        with trainer.join(networks=networks, evaluate=evaluate) as site:
+            for _ in site:
+                trainer.step()
+        means.append(float(judge.running_mean.sum()))
+
+    simulate(asked("eval.every=4"), tmp_path, train=train)
+    assert means == [0.0]

@@ -6,6 +6,7 @@ All here share two processes, which are dear to start.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -195,6 +196,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_next_start_ends_on_the_sa
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCRIPT)
     with served.serving():
         assert served.start(*torchrun, "rank_0_dies").wait(120) != 0
+        assert read_outcome(served.assignment)[0] is None, "the other one knows no more than gloo"
         assert served.start(*torchrun).wait(120) == 0, served.stderr.read_text()
     outcome, has_joined = read_outcome(served.assignment)
     assert has_joined and outcome is not None and not outcome.error
@@ -340,3 +342,86 @@ def test_a_process_holds_its_half_of_everything_and_no_more_than_a_fragment_pass
         assert max(table["weights"], table["gradients"], table["base"]) <= whole / 2
         assert table["moments"] <= whole
         assert table["passing"] <= passing
+
+
+# What lies or lasts otherwise than in most scripts ----------------------------------------------
+
+
+class Halves(nn.Module):
+    """Of two layers, the second is used in every other step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, takes_both: bool) -> Tensor:
+        h = self.first(x)
+        return self.second(h) if takes_both else h
+
+
+def use_half(way: str = "plain") -> str:
+    """The norm's gradients are sums that are still to be taken, under tensor parallel."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import parallelize_module
+    from torch.distributed.tensor.parallel.style import SequenceParallel
+
+    net = nn.ModuleDict({"halves": Halves(), "norm": nn.LayerNorm(WIDTH)})
+    if way == "fsdp":
+        for module in (net["halves"].first, net["halves"].second, net["halves"], net["norm"]):
+            fully_shard(module)
+    if way == "sequence":
+        mesh = init_device_mesh("cpu", (2,))
+        parallelize_module(net, mesh, {"norm": SequenceParallel()})
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with fedwan.join(networks={"net": net}, optimizers={"net": optimizer}) as site:
+        assert isinstance(site, Site)
+        for step in site:
+            optimizer.zero_grad()
+            x = net["halves"](torch.ones(1, 2, WIDTH), step % 2 == 0)
+            out = net["norm"](x)
+            out = out.full_tensor() if hasattr(out, "full_tensor") else out
+            (out * torch.arange(WIDTH)).square().mean().backward()
+            site.reduce()
+            optimizer.step()
+    return site.global_sha256
+
+
+@pytest.mark.parametrize("way", ["plain", "fsdp", "sequence"])
+def test_a_mean_gradient_takes_the_place_of_whatever_lay_there(
+    way: str, pair: Processes, tmp_path: Path
+) -> None:
+    words = ["strategy=sync", "inner.net.name=sgd", "inner.net.lr=0.1"]
+    words += ["inner.net.beta1=0", "inner.net.weight_decay=0"]
+    first, second = pair.run(at_site, asked(*words), tmp_path, partial(use_half, way))
+    assert isinstance(first, Ran) and isinstance(second, Ran), (first, second)
+    assert first.sha256 == {first.ended} == {second.ended}
+
+
+def upload_slowly() -> Ended:
+    import datetime
+
+    from fedwan.link.loopback import LoopbackLink
+    from fedwan.site import group as module
+
+    upload, timeout = LoopbackLink.upload, module.TIMEOUT
+
+    def slow(self: Any, *given: Any) -> Any:
+        time.sleep(2.0)
+        return upload(self, *given)
+
+    module.TIMEOUT, module.WAKE_S = datetime.timedelta(seconds=1), 0.2
+    LoopbackLink.upload = slow  # type: ignore[method-assign]
+    try:
+        return take_steps("ddp")
+    finally:
+        LoopbackLink.upload = upload  # type: ignore[method-assign]
+        module.TIMEOUT, module.WAKE_S = timeout, 2.0
+
+
+def test_an_upload_may_take_longer_than_a_collective(pair: Processes, tmp_path: Path) -> None:
+    words = ("strategy=diloco", "steps=4")
+    first, second = pair.run(at_site, asked(*words), tmp_path, upload_slowly)
+    assert isinstance(first, Ran) and isinstance(second, Ran), (first, second)
+    assert first.sha256 == {second.ended.sha256}

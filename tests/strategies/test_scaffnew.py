@@ -126,3 +126,13 @@ def test_it_does_after_a_site_came_back_or_all_begin_anew(
     if num_forgotten is not None:
         assert {variates.num_forgotten for variates in made.values()} == {num_forgotten}
     check_sum(made)
+
+
+def test_variates_reach_a_parameter_whose_data_were_replaced() -> None:
+    net = torch.nn.Linear(2, 1)
+    replica = Replica({"net": net}, {"net": torch.optim.SGD(net.parameters())})
+    hook = ControlVariates({"net": 0.0}, replica)
+    hook.variates["net/weight"].fill_(1.0)
+    net.weight.data = torch.zeros(1, 2)
+    hook.after_step()
+    assert net.weight.tolist() == [[1.0, 1.0]]

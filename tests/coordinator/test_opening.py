@@ -1,0 +1,116 @@
+"""Which site's initial weights a run begins with, where others send theirs badly."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fedwan.codecs import fp32
+from fedwan.coordinator.opening import await_initial
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.buffer import Reception
+from fedwan.memory import Tidier
+from tests.planes import RUN, Bench
+
+PATIENCE_S = 1.0
+CHUNK = 1 << 12
+NUM_CHUNKS = 16
+
+
+class Opening:
+    """Two sites before a run has weights; `send` uploads some chunks of a site's."""
+
+    def __init__(self, folder: Path) -> None:
+        num_values = NUM_CHUNKS * CHUNK // 4 - 64
+        self.bench = Bench(folder, num_values=num_values, sites=("s1", "s2"), silence_s=60.0)
+        self.hub, self.over = self.bench.hub, threading.Event()
+        self.hub.model = None
+        self.signals = {}
+        for site in ("s1", "s2"):
+            self.hub.join(site, self.bench.hello(site))
+            self.signals[site] = self.hub.attach(site, f"{site}-first")
+        self.right, self.wrong = (
+            fp32().encode({"net/w": torch.full((num_values,), value)}, {}, self.bench.layout)[0]
+            for value in (0.0, 1.0)
+        )
+        assert -(-self.right.num_bytes // CHUNK) == NUM_CHUNKS
+
+    def send(self, site: str, chunks: int, pause_s: float, payload: Any = None) -> wire.Receipt:
+        payload = payload or self.right
+        header = wire.UploadHeader(
+            run_id=RUN,
+            session=f"{site}-first",
+            kind=wire.UploadHeader.INITIAL,
+            num_bytes=payload.num_bytes,
+            checksum=payload.checksum,
+            chunk_bytes=CHUNK,
+        )
+        reception = self.hub.open_upload(site, header)
+        assert isinstance(reception, Reception)
+        for index in range(chunks):
+            if self.over.wait(pause_s):
+                break
+            size = min(CHUNK, payload.num_bytes - index * CHUNK)
+            reception.write(index * CHUNK, payload.read(index * CHUNK, size))
+        return self.hub.close_stripe(site, header)
+
+    def begin(self, *threads: Callable[[], object]) -> None:
+        """Await the weights while these run."""
+        for call in threads:
+            threading.Thread(target=call, daemon=True).start()
+        config: Any = SimpleNamespace(
+            round=SimpleNamespace(patience_s=PATIENCE_S), half_life=1000.0
+        )
+        try:
+            await_initial(self.hub, self.bench.claim, self.bench.strategy, config, Tidier())
+        finally:
+            self.over.set()
+
+    def asked(self, site: str) -> None:
+        """Wait until a site is asked for its weights."""
+        assert self.signals[site].get(timeout=20).kind == wire.CoordinatorSignal.SEND_INITIAL
+
+
+@pytest.fixture
+def opening(tmp_path: Path) -> Opening:
+    return Opening(tmp_path)
+
+
+def test_an_upload_that_died_near_its_end_does_not_hide_that_another_one_moves(
+    opening: Opening,
+) -> None:
+    opening.send("s1", NUM_CHUNKS - 1, 0.0)
+
+    def other() -> None:
+        opening.asked("s2")
+        opening.send("s2", NUM_CHUNKS, 0.15 * PATIENCE_S)
+
+    opening.begin(other)
+
+
+def test_another_site_is_asked_where_one_sends_a_little_now_and_then(opening: Opening) -> None:
+    def other() -> None:
+        opening.asked("s2")
+        opening.send("s2", NUM_CHUNKS, 0.0)
+
+    opening.begin(lambda: opening.send("s1", NUM_CHUNKS, 0.19 * PATIENCE_S, opening.wrong), other)
+
+
+def test_right_weights_are_not_dropped_while_wrong_ones_are_looked_at(opening: Opening) -> None:
+    opening.send("s1", NUM_CHUNKS, 0.0, opening.wrong)
+    receipt = opening.send("s2", NUM_CHUNKS, 0.0)
+    assert receipt.status == wire.Receipt.INCOMPLETE and not receipt.missing
+
+    def again() -> None:
+        while not opening.over.is_set():
+            opening.send("s2", 0, 0.0)
+            time.sleep(0.05)
+
+    opening.begin(again)

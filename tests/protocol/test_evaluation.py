@@ -1,0 +1,29 @@
+"""Who is asked how good the weights are, where a site lives and does not answer."""
+
+from __future__ import annotations
+
+from fedwan.protocol.evaluation import MOST_MISSED, Evaluation
+from fedwan.protocol.limits import Report
+
+SITES = ["s1", "s2", "s3"]
+REPORT = Report(1, {"fd": 1.0})
+
+
+def test_of_shared_data_another_site_is_asked() -> None:
+    evaluation = Evaluation(asks_all=False)
+    assert evaluation.choose(SITES, SITES) == ["s1"]
+    assert evaluation.choose(SITES, SITES) == ["s2"]
+    evaluation.hear("s2", REPORT)
+    assert evaluation.found(SITES) == [{"s2": REPORT}]
+    assert evaluation.choose(SITES, SITES) == ["s1"]
+
+
+def test_of_data_of_their_own_the_others_go_on_without_it() -> None:
+    evaluation = Evaluation(asks_all=True)
+    assert evaluation.choose(SITES, SITES) == SITES
+    for site in SITES[1:]:
+        evaluation.hear(site, REPORT)
+    for _ in range(MOST_MISSED - 1):
+        assert evaluation.choose(SITES, SITES) == [] == evaluation.found(SITES)
+    assert evaluation.choose(SITES, SITES) == SITES[1:]
+    assert evaluation.found(SITES) == [{"s2": REPORT, "s3": REPORT}]
