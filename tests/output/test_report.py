@@ -36,8 +36,9 @@ def test_a_script_s_own_figures_take_the_place_of_a_distance(tmp_path: Path) -> 
     with Outputs(make_config(tmp_path), tmp_path) as outputs:
         for step in (0, 10):
             row = {"kind": "quality", "version": step // 10, "step": step, "site": "s1"}
-            outputs.record(row | {"val_mse": 0.25 / (1 + step), "accuracy": 0.5})
+            outputs.record(row | {"val_mse": 0.25 / (1 + step), "accuracy": 0.5, "recall": 0.5})
     html = (tmp_path / "report.html").read_text()
+    assert "recall of the EMA weights" in html and "Precision and recall" not in html
     assert "Fréchet" not in html and "val_mse 0.0227" in html
     assert "val_mse of the EMA weights" in html and "accuracy of the EMA weights" in html
 
