@@ -177,7 +177,7 @@ def test_a_run_that_is_ended_from_outside_keeps_the_reason_and_tells_it_until_it
         row |= {"event": "stopped", "text": STOPPED}
         file.write(json.dumps(row) + "\n")
     told = fedwan("doctor", str(out))[1]
-    assert STOPPED in told and "note  --resume goes on" in told and "mend  " not in told
+    assert STOPPED in told and "note  nothing is amiss" in told and "mend  " not in told
 
 
 @pytest.mark.parametrize("others", [{}, {"kind": "round", "site": "s9"}])
