@@ -102,17 +102,18 @@ def find(scenario: str) -> Scenario:
     if scenario in SCENARIOS:
         return SCENARIOS[scenario]
     words = scenario.removeprefix(f"{DRAWN}: ")
-    config, strategy = _build(words)
-    num_fragments = len(strategy.fragments(layout_of(script.networks_of(config))))
+    config, strategy, num_fragments = _build(words)
     if strategy.clock == "samples" or strategy.policy.quorum < strategy.policy.num_sites:
         return Scenario(words, "never")
     is_kept = strategy.repeats(num_fragments) and config.checkpoint.every == 1
     return Scenario(words, "always" if is_kept else "until a death")
 
 
-def _build(words: str) -> tuple[Config, Strategy]:
+def _build(words: str) -> tuple[Config, Strategy, int]:
+    """With the number of fragments."""
     config = complete(_load(words), script.KINDS, 0)  # type: ignore[arg-type]
-    return config, load_strategy(config.strategy).build(config)
+    strategy = load_strategy(config.strategy).build(config)
+    return config, strategy, len(strategy.fragments(layout_of(script.networks_of(config))))
 
 
 @cache
