@@ -170,7 +170,7 @@ class Site:
             RunStopped: the run is ended before its last step.
         """
         if self._is_inside and self._exchange.is_reduced:
-            self.after_step()  # it is part of the run already
+            self._end_step()  # it is part of the run already
         elif self._is_inside:
             self._is_inside = False
             self.meter.drop_step(self.config.data.batch)
@@ -182,7 +182,7 @@ class Site:
             self._begin_step()
             yield self.step
             if self._is_inside:
-                self.after_step()
+                self._end_step()
 
     def _begin_step(self) -> None:
         if not self._is_inside:
@@ -214,10 +214,15 @@ class Site:
         self.meter.add_losses(copies)
 
     def after_step(self) -> None:
-        """A step is complete: exchange what is due. The iterator calls it.
+        """A step is complete: exchange what is due, and hear the coordinator.
 
-        For a loop that is not one's own: call it once after each step, and stop when `is_done`.
+        For a loop that is not over the site: call it once after each step, and stop when `is_done`.
         """
+        self._end_step()
+        self._listen()
+        self.meter.note_step_begins()
+
+    def _end_step(self) -> None:
         self._begin_step()
         self._is_inside = False
         self.meter.end_step()
@@ -225,7 +230,6 @@ class Site:
         if self._link is not None:
             self._link.heartbeat(step)
         self.step = self._exchange.after_step(step)
-        self.meter.note_step_begins()
 
     @property
     def is_done(self) -> bool:

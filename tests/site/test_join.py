@@ -532,3 +532,23 @@ def test_alone_a_loop_of_ones_own_that_ends_no_step_is_told_so() -> None:
     with Trainer("sgd").join(steps=2) as site, pytest.raises(UserError, match=r"at step 0; call"):
         while not site.is_done:
             pass
+
+
+def test_a_loop_by_hand_hears_the_coordinator_after_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[int] = []
+    listen = Site._listen
+
+    def noted(self: Site, wait_s: float = 0.0) -> bool:
+        heard.append(self.step)
+        return listen(self, wait_s)
+
+    def train(_: object) -> None:
+        trainer = Trainer("adamw")
+        with trainer.join() as site:
+            by_hand(trainer, site)
+
+    monkeypatch.setattr(Site, "_listen", noted)
+    simulate(asked("steps=16", "h=16"), tmp_path, train=train)
+    assert {*heard} >= {*range(1, 17)}
