@@ -11,7 +11,7 @@ from fedwan.codecs.payload import checksum_of
 from fedwan.coordinator.intake import Contribution
 from fedwan.coordinator.model import GlobalModel
 from fedwan.doctor.diagnosis import LiveDoctor
-from fedwan.doctor.sampling import Direction, Directions, Sample
+from fedwan.doctor.sampling import Direction, Directions, Sample, no_direction
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.limits import Names
@@ -117,12 +117,11 @@ class RoundRows:
             "round_s": round_s,
         }
         nothing: dict[str, Any] = {key: {} for key in self._untold}
-        rows = [
-            shared | _row(merge, compared[merge.key.site], self._names) | nothing
-            if latest[merge.key.site][0] == merge.key
-            else shared | _row(merge, {"cosines": {}, "agreement": {}, "backward": {}}, self._names)
-            for merge in round_.merged
-        ]
+        rows = []
+        for merge in round_.merged:
+            key, _ = latest[merge.key.site]
+            direction = compared[key.site] if key == merge.key else no_direction()
+            rows.append(shared | _row(merge, direction, self._names) | nothing)
         for row in rows:
             self._record(row)
         self._unseen.append(rows)

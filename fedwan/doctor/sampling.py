@@ -86,6 +86,11 @@ class Sampler:
         return {network: torch.cat(values) for network, values in parts.items()}
 
 
+def no_direction() -> Direction:
+    """Of a contribution that is compared with nothing."""
+    return {"cosines": {}, "agreement": {}, "backward": {}}
+
+
 class Directions:
     """Compares the contributions to one fragment; keeps four samples, and one of each site."""
 
@@ -96,9 +101,7 @@ class Directions:
     def compare(self, contributed: Mapping[str, Sample], before: Sample) -> dict[str, Direction]:
         """Directions by site of what one round merged, but for networks without a comparison."""
         self._latest.update(contributed)
-        found: dict[str, Direction] = {
-            site: {"cosines": {}, "agreement": {}, "backward": {}} for site in contributed
-        }
+        found = {site: no_direction() for site in contributed}
         for network, present in before.items():
             latest = torch.stack([sample[network] for sample in self._latest.values()])
             total, agreement = latest.sum(0), agreement_of(latest)

@@ -4,9 +4,9 @@ The Frechet distance of small samples is biased upwards, so a figure means somet
 floor, taken the same way: `fd` is the distance between the n held-out samples and n generated ones,
 `fd_floor` between them and n of the real training split, each the mean over `NUM_DRAWS` disjoint
 draws. A perfect generator has fd = fd_floor. Of files, and of a recipe's own pictures, there is no
-public training split: their
-held-out samples are dealt into two halves, seen through random features in deviations of their own,
-or through the network that `eval.features` names, as it gives them.
+public training split: their held-out samples are dealt into two halves, seen through random
+features in deviations of their own, or through the network that `eval.features` names, as it gives
+them.
 
 Every other figure has a floor taken as the figure is. Compare `kid` with its own, too: held-out
 data with as many of each class put both below zero (digits: by 0.08).

@@ -20,7 +20,7 @@ class Evaluation:
     def __init__(self, asks_all: bool) -> None:
         self._asks_all = asks_all
         self._asked: set[str] = set()
-        """Who has not answered yet, where all are asked; else the last who was."""
+        """Who has not answered yet."""
         self._refused: set[str] = set()
         """Who answers with what cannot be taken, or not at all, and is not asked again."""
         self._missed = 0

@@ -34,6 +34,8 @@ LONGEST_TEXT = 2000
 """Characters of an error that are handed on."""
 MEMORY = Path("/dev/shm")  # noqa: S108 - folders of unforeseeable names, for this user alone
 
+_PEER_LOST = ("gloo/transport", "ncclRemoteError")
+"""In what torch says of a collective whose other process has died."""
 _LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
 _NOT_OWN = ("<", str(Path(errors.__file__).parent), *_LIBRARIES)
 """What the names of files begin with that are not the script's."""
@@ -91,10 +93,6 @@ class Assignment:
             ) from None
         _joined_path(Path(text)).touch()
         return assignment
-
-
-_PEER_LOST = ("gloo/transport", "Connection closed by peer", "ncclRemoteError")
-"""In what torch says of a collective whose other process has died."""
 
 
 @dataclass(frozen=True)
