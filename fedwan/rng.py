@@ -29,6 +29,8 @@ def derive_seed(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
+_ON = "@"
+"""Between the name of a generator and the kind of its device."""
 lending = threading.RLock()
 """Held by whoever has torch's global generators, or sets them."""
 
@@ -66,16 +68,27 @@ def seed_all(seed: int) -> None:
 
 
 class NamedGenerators:
-    """CPU generators by name, made on first use: `rng["latent"]`; two owners share no stream."""
+    """Generators by name, made on first use; two owners share no stream.
+
+    `rng["latent"]` is on the CPU. `rng.on("noise", device)` is on a device, where large draws spare
+    a GPU the way from the host; on the CPU it is the same as `rng["noise"]`.
+    """
 
     def __init__(self, seed: int, owner: str) -> None:
         self._origin = (seed, owner)
         self._generators: dict[str, torch.Generator] = {}
 
     def __getitem__(self, name: str) -> torch.Generator:
+        return self._named(name, torch.device("cpu"))
+
+    def on(self, name: str, device: torch.device) -> torch.Generator:
+        """The generator of a name on a device."""
+        return self._named(name if device.type == "cpu" else f"{name}{_ON}{device.type}", device)
+
+    def _named(self, name: str, device: torch.device) -> torch.Generator:
         if name not in self._generators:
             seed = derive_seed(*self._origin, name)
-            self._generators[name] = torch.Generator().manual_seed(seed)
+            self._generators[name] = torch.Generator(device).manual_seed(seed)
         return self._generators[name]
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -83,9 +96,14 @@ class NamedGenerators:
         return {name: g.get_state() for name, g in sorted(self._generators.items())}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore generators from `state_dict()`; those it does not name start afresh."""
+        """Restore generators from `state_dict()`; those it does not name start afresh.
+
+        A GPU's are left out where there is none.
+        """
         # In place: whoever holds a generator goes on drawing from it.
         for name in self._generators.keys() - state.keys():
             self._generators[name].manual_seed(derive_seed(*self._origin, name))
         for name, value in state.items():
-            self[name].set_state(value)
+            _, _, kind = name.partition(_ON)
+            if not kind or (kind == "cuda" and torch.cuda.is_available()):
+                self._named(name, torch.device(kind or "cpu")).set_state(value)

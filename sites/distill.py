@@ -161,7 +161,7 @@ class Distill(Descent):
     def backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
         """Of both networks, each against the other as it was."""
         made, target, edge, top = self._jumps(batch, rng)
-        share = torch.rand(len(edge), generator=rng["level"]).to(edge)
+        share = torch.rand(len(edge), generator=rng["level"]).to(edge, non_blocking=True)
         real, fake = self._judge(batch, made, edge, edge + share * (top - edge), rng)
         hinge = LOSSES["hinge"]
         losses = {
@@ -179,7 +179,7 @@ class Distill(Descent):
         phases, student = self._phases, self.student
         solver, told = phases.solver, self._told(batch)
         index = torch.randint(self.model.solver_steps, (len(batch.x),), generator=rng["timestep"])
-        index = index.to(self.device)
+        index = index.to(self.device, non_blocking=True)
         edge, top, sigma, below = (
             levels[index].to(batch.x.dtype)
             for levels in (phases.edges, phases.tops, solver.sigmas, solver.sigmas_prev)
@@ -266,7 +266,8 @@ class Distill(Descent):
         return [batch.y] if self.num_classes else []
 
     def _noise(self, batch: Batch, rng: NamedGenerators) -> Tensor:
-        return torch.randn(batch.x.shape, generator=rng["noise"]).to(self.device)
+        generator = rng.on("noise", self.device)
+        return torch.randn(batch.x.shape, generator=generator, device=self.device)
 
 
 build = Distill

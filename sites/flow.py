@@ -155,10 +155,11 @@ class Flow(Simple):
 
     def _loss(self, batch: Batch, rng: NamedGenerators) -> Tensor:
         """Regression on the velocity at random noise levels."""
-        noise = torch.randn(batch.x.shape, generator=rng["noise"]).to(self.device)
+        device = self.device
+        noise = torch.randn(batch.x.shape, generator=rng.on("noise", device), device=device)
         sigma = flow.draw_sigma(len(noise), rng["sigma"], self.model.times, self.model.shift)
-        x, target = flow.interpolate(batch.x, noise, sigma.to(self.device))
-        told = [sigma.to(self.device)]
+        told = [sigma.to(device, non_blocking=True)]
+        x, target = flow.interpolate(batch.x, noise, *told)
         if self.num_classes:
             share = self.model.label_dropout
             told.append(flow.drop_labels(batch.y, share, self.num_classes, rng["labels"]))

@@ -106,7 +106,7 @@ class Pix2Pix(Descent):
         """Of both networks, each against the other as it was before."""
         generator, discriminator = self.networks["generator"], self.networks["discriminator"]
         inputs, targets = self._part(batch.x)
-        fake = generator(inputs, rng["dropout"])
+        fake = generator(inputs, rng.on("dropout", self.device))
         # Apart, so that batch norm sees real pairs or generated ones, never both.
         real_logits = discriminator(batch.x)
         fake_logits = discriminator(torch.cat([inputs, fake], dim=1))

@@ -121,7 +121,7 @@ class FleetRun:
     records: list[dict[str, Any]]
     """As `metrics.jsonl`."""
     parties: dict[str, dict[str, Any]]
-    """By role: `rss_mb`, `cpu_s`, and of sites `began` and `computed`, seconds by step."""
+    """By role: `rss_mb`, `cpu_s`, `gpu_mb`, and of sites `began` and `computed`, seconds by step."""
     journal: list[dict[str, Any]]
     """As `journal.jsonl`."""
     log: str

@@ -137,7 +137,9 @@ def _held_bytes(site: Any) -> int:
 def used() -> dict[str, float]:
     """What this process took until now."""
     mine = resource.getrusage(resource.RUSAGE_SELF)
-    return {"rss_mb": peak_rss_mb(), "cpu_s": mine.ru_utime + mine.ru_stime}
+    gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
+    cpu_s = mine.ru_utime + mine.ru_stime
+    return {"rss_mb": peak_rss_mb(), "cpu_s": cpu_s, "gpu_mb": gpu / 1e6}
 
 
 if __name__ == "__main__":

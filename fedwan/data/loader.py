@@ -79,7 +79,14 @@ def first_leaf(batch: Any) -> Tensor:
 
 
 def _to_device(batch: Any, device: torch.device | str) -> Any:
-    return tree_map_only(Tensor, lambda leaf: leaf.to(device), batch)
+    """No GPU is waited for: what is queued for it is read from memory that stays where it is."""
+    if torch.device(device).type == "cpu":
+        return batch
+    return tree_map_only(Tensor, lambda leaf: _moved(leaf, device), batch)
+
+
+def _moved(leaf: Tensor, device: torch.device | str) -> Tensor:
+    return leaf.pin_memory().to(device, non_blocking=True) if leaf.is_cpu else leaf.to(device)
 
 
 def _replaced(batch: Any, name: str, value: Tensor) -> Any:

@@ -58,7 +58,7 @@ class UNetGenerator(nn.Module):
         _init(self)
 
     def forward(self, x: Tensor, draws: torch.Generator | None = None) -> Tensor:
-        """Images in [-1, 1]; dropout draws from `draws`, on the CPU, and drops nothing without."""
+        """Images in [-1, 1]; dropout draws from `draws`, on their device, and drops nothing without."""
         skips: list[Tensor] = []
         for down in self.downs:
             x = down(x)
@@ -114,8 +114,8 @@ def _conv(before: int, after: int, *, stride: int = 2, has_bias: bool = False) -
 
 def _drop(x: Tensor, share: float, draws: torch.Generator) -> Tensor:
     # torch's own dropout draws from the global generator, which the sites of a simulation share.
-    kept = torch.rand(x.shape, generator=draws) >= share
-    return x * kept.to(x.device, x.dtype) / (1 - share)
+    kept = torch.rand(x.shape, generator=draws, device=draws.device) >= share
+    return x * kept.to(x.dtype) / (1 - share)
 
 
 def _init(network: nn.Module) -> None:

@@ -24,7 +24,7 @@ import logging
 import pickle
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
@@ -37,7 +37,7 @@ from torch import Tensor
 from fedwan.errors import CheckpointError, UserError
 from fedwan.fragments import Fragment
 from fedwan.rng import lending
-from fedwan.site.background import background_threads
+from fedwan.site.background import background_threads, queued_until_now
 from fedwan.site.group import local
 from fedwan.site.meter import Work
 from fedwan.site.replica import Replica
@@ -158,7 +158,7 @@ class SiteCheckpoints:
         self._state = state
         self._ending = ".safetensors" if group.rank == 0 else f".rank{group.rank}.safetensors"
         self._is_beside = is_beside
-        self._writer = background_threads(1, "checkpoint")
+        self._writer = background_threads(1, "checkpoint", replica.device)
         self._writing: Future[None] | None = None
         self._keeping: dict[int, Future[None]] = {}  # by fragment
         self._copies: State = {}
@@ -189,10 +189,16 @@ class SiteCheckpoints:
         if version % self._every == 0:
             base = {name: local(self._replica.base[name]) for name in fragment.layout}
             self.await_global(fragment)
-            index, write = fragment.index, self._write_global
-            self._keeping[index] = self._writer.submit(write, f"{_GLOBAL}-{index}", version, base)
+            index, kind = fragment.index, f"{_GLOBAL}-{fragment.index}"
+            queued = queued_until_now(self._replica.device)
+            self._keeping[index] = self._writer.submit(
+                self._write_global, kind, version, base, queued
+            )
 
-    def _write_global(self, kind: str, version: int, base: State) -> None:
+    def _write_global(
+        self, kind: str, version: int, base: State, queued: Callable[[], None]
+    ) -> None:
+        queued()
         write_tensors(self._path(version, kind), base, {})
         for other in self._own_versions(kind):
             if other not in (version - 1, version):

@@ -34,7 +34,12 @@ from fedwan.errors import FedwanError, UserError
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
-from fedwan.site.background import BufferPool, background_threads
+from fedwan.site.background import (
+    BufferPool,
+    await_queue,
+    background_threads,
+    queued_until_now,
+)
 from fedwan.site.meter import Work
 from fedwan.site.place import Place
 from fedwan.site.stub import is_here, is_merged, is_superseded
@@ -111,11 +116,12 @@ class Exchange:
         self._in_vain = threading.Event()
         """Set once nobody wants any more what was asked until then."""
         count = len(place.fragments)
-        self._flyers = background_threads(count, "flight")
+        self._device = self._replica.device
+        self._flyers = background_threads(count, "flight", self._device)
         # One more than there are fragments: a question that was given up may still be waiting.
         self._askers = background_threads(count + 1, "update")
         # One at a time: two would only share the memory's bandwidth.
-        self._encoder = background_threads(1, "encode")
+        self._encoder = background_threads(1, "encode", self._device)
 
     @property
     def is_reduced(self) -> bool:
@@ -148,6 +154,7 @@ class Exchange:
                 "passes of all networks and before their optimisers step"
             )
         self._is_reduced, self._has_moved = True, self._place.keeps_pace
+        await_queue(self._device)  # until then it is computing
         with self._meter.waiting():
             self._reduced_step = self._exchange(self._place.fragments, [], step)
         if self._has_moved:
@@ -178,6 +185,7 @@ class Exchange:
         due = self._place.due(step, self._flights, {f.fragment.index for f in landing})
         if not landing and not due:
             return step
+        await_queue(self._device)  # until then it is computing
         with self._meter.waiting():
             return self._exchange(due, landing, step)
 
@@ -255,7 +263,7 @@ class Exchange:
         """Take Δ, and leave the rest to a thread of rank 0."""
         fragment = flight.part
         # What lies on a GPU is left to torch, which keeps what was freed.
-        is_here = self._group.rank == 0 and self._replica.is_on_cpu
+        is_here = self._group.rank == 0 and self._device.type == "cpu"
         room = self._buffers.lend(fragment.layout) if is_here else State()
         flight.held = self._replica.take_delta(fragment, room)
         weights = self._place.weights_sha256(fragment)
@@ -263,10 +271,18 @@ class Exchange:
         if fragment.index == 0:
             self._place.save(flight.version + 1, self._residuals.ledger(done))
         if self._group.rank == 0:
-            flight.update = self._flyers.submit(self._fly, flight, self._in_vain, work, weights)
+            taken = queued_until_now(self._device)
+            flight.update = self._flyers.submit(
+                self._fly, flight, taken, self._in_vain, work, weights
+            )
 
     def _fly(
-        self, flight: _Flight, in_vain: threading.Event, work: wire.Work, weights: str
+        self,
+        flight: _Flight,
+        taken: Callable[[], None],
+        in_vain: threading.Event,
+        work: wire.Work,
+        weights: str,
     ) -> Delivery:
         """In a thread: encode and send, fetch the update, and advance if there is one process."""
         layout, index = flight.part.layout, flight.fragment.index
@@ -274,7 +290,14 @@ class Exchange:
         asked = self._ask(flight.fragment, flight.version + 1)
         residual = self._residual(flight.fragment)
         growing = up.grow(layout)  # each tensor leaves as soon as it is coded
-        encoding = self._encoder.submit(up.encode_into, growing, flight.held, residual, layout)
+
+        def encode() -> State:
+            taken()
+            owed = up.encode_into(growing, flight.held, residual, layout)
+            await_queue(self._device)
+            return owed
+
+        encoding = self._encoder.submit(encode)
         send = self._stub.send_contribution
         receipt = send(index, flight.version, growing, work, bundle=bundle)
         self._settle(flight, receipt, residual, encoding.result())
@@ -283,7 +306,9 @@ class Exchange:
             _check_wanted(in_vain)
         update = cast(Future[Delivery], asked).result()
         if self._group.size == 1:
+            taken()
             self._advance(flight.fragment, update)
+            await_queue(self._device)
             update = update._replace(payload=None)
         return update
 

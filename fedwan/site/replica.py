@@ -90,7 +90,9 @@ class Replica:
         self._still = self._fixed | others
         self._marks = _marks(self._still)
         self.is_cut = any(is_cut(tensor) for tensor in self.live.values())
-        self.is_on_cpu = all(tensor.device.type == "cpu" for tensor in self.live.values())
+        devices = [tensor.device for tensor in self.live.values()]
+        self.device = next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+        """Where it computes."""
 
     def _hash(self, state: Mapping[str, Tensor]) -> str:
         return hash_state(OnDemand(state, lambda name: whole(state[name])))

@@ -80,17 +80,19 @@ class Denoising:
             )
 
     def noised(self, x: Tensor, rng: NamedGenerators) -> Noised:
-        """Data (batch, …) at random noise levels, of generators on the CPU."""
-        noise = torch.randn(x.shape, generator=rng["noise"]).to(x)
+        """Data (batch, …) at random noise levels."""
+        device = x.device
+        noise = torch.randn(x.shape, generator=rng.on("noise", device), device=device).to(x)
         if self._offset:
             drawn = torch.randn(*x.shape[:2], 1, 1, generator=rng["offset"])
-            noise = noise + self._offset * drawn.to(x)
+            noise = noise + self._offset * drawn.to(x, non_blocking=True)
         count, total = len(noise), self.scheduler.config.num_train_timesteps
         if self.is_flow:
-            sigma = flow.draw_sigma(count, rng["sigma"], shift=self.scheduler.config.shift).to(x)
+            sigma = flow.draw_sigma(count, rng["sigma"], shift=self.scheduler.config.shift)
+            sigma = sigma.to(x, non_blocking=True)
             noisy, velocity = flow.interpolate(x, noise, sigma)
             return Noised(noisy, sigma * total, velocity, None)
-        step = torch.randint(total, (count,), generator=rng["step"]).to(x.device)
+        step = torch.randint(total, (count,), generator=rng["step"]).to(device, non_blocking=True)
         if self.scheduler.config.prediction_type == "v_prediction":
             target = self.scheduler.get_velocity(x, noise, step)
         else:

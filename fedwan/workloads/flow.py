@@ -114,7 +114,7 @@ class EulerSolver:
 def drop_labels(labels: Tensor, share: float, null: int, generator: torch.Generator) -> Tensor:
     """Labels, (batch,) int64, of which about a share is replaced by the null class."""
     dropped = torch.rand(len(labels), generator=generator) < share
-    return labels.masked_fill(dropped.to(labels.device), null)
+    return labels.masked_fill(dropped.to(labels.device, non_blocking=True), null)
 
 
 def balanced_labels(num: int, num_classes: int, seed: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Inner optimisers: what steps a network, at which rate, and which of its moments travel.
 
-Updates are taken tensor by tensor (`foreach` and `fused` off), so that a list of bare tensors with
+On a CPU updates are taken tensor by tensor (`foreach` and `fused` off), so that a list of bare tensors with
 the same gradients moves to the same bits as a module's parameters: the coordinator mirrors a site's
 optimiser that way where gradients, not deltas, are merged. A rate is a function of the run's step
 alone, not of how many steps an optimiser has taken: a site that was away goes on with the rate that
@@ -70,7 +70,8 @@ def build_optimizer(config: InnerConfig, params: Iterable[Tensor]) -> torch.opti
     usual: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.name == "muon":
         return Muon(params, betas=betas, **usual)
-    usual |= {"foreach": False, "fused": False}
+    # Fused on a GPU, where no mirror on a CPU would come to the same bits in any case.
+    usual |= {"foreach": False, "fused": bool(params) and all(p.is_cuda for p in params)}
     if config.name == "sgd":
         return torch.optim.SGD(params, momentum=config.beta1, **usual)
     assert config.name in ("adam", "adamw")

@@ -1,0 +1,242 @@
+"""What the exchange costs a GPU: step time alone and in a run, memory, and the speed of coding.
+
+Four recipes at full size with random weights, in bf16-mixed: pix2pix (photographs' edges, 256 x
+256, batch 1), DiT-B/2 and a `UNet2DModel` of diffusers, and a LoRA of rank 16 on a U-Net of SDXL's
+size. Alone, a recipe takes its steps in a loop without an engine; then the same in a run of one
+site with H = 50: `diloco` in fp32, where every round is waited for, and `streaming_diloco` with
+int4 both ways, in four fragments that have ten steps for their way. The coordinator runs on the
+processors of the same machine; what is exchanged goes over its loopback under mutual TLS. The first
+round does not count. Where there is no GPU, or with `--quick`, small forms of all four.
+
+Row: model device params_m sent_m batch alone_ms memory_mb diloco_percent streaming_percent
+run_memory_mb coding_gb_s
+
+`alone_ms` is of a step, `percent` what one takes longer in a run; `params_m` are millions of
+weights, `sent_m` of those that travel; memory is the most that torch held on the GPU, in 1e6 bytes;
+`coding_gb_s` is of fp32 values coded by int4, to the host's memory, in 1e9 bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import tempfile
+import time
+from contextlib import chdir
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+from benchmarks.codecs import measure_codec
+from benchmarks.harness.fleet import FleetRun, app, run_fleet
+from benchmarks.harness.table import Row
+from fedwan.app import load_run, load_workload
+from fedwan.codecs import int4
+from fedwan.config import Config
+from fedwan.data import open_shard
+from fedwan.rng import NamedGenerators
+from fedwan.site.joining import choose_device
+from fedwan.site.replica import Replica
+from fedwan.state import Role
+from fedwan.workloads.base import keep_local
+
+H = 50
+WARM_UP = 10
+ROUNDS = 4
+WAYS = {
+    "diloco": ("strategy=diloco",),
+    "streaming": (
+        *("strategy=streaming_diloco", "codec.up=int4", "codec.down=int4"),
+        *("stream.fragments=4", "stream.tau=10"),
+    ),
+}
+
+
+class Case(NamedTuple):
+    words: tuple[str, ...]
+    quick: tuple[str, ...]
+    network: dict[str, Any] | None = None
+    """A configuration of diffusers'."""
+    quick_network: dict[str, Any] | None = None
+    rounds: int = ROUNDS
+
+
+def _levels(*channels: int) -> dict[str, Any]:
+    num = len(channels)
+    down, up = ["DownBlock2D"] * num, ["UpBlock2D"] * num
+    if num > 2:  # attention at the last level but one
+        down[-2], up[1] = "AttnDownBlock2D", "AttnUpBlock2D"
+    return {
+        **{"_class_name": "UNet2DModel", "block_out_channels": channels},
+        **{"down_block_types": down, "up_block_types": up},
+    }
+
+
+def _dit(heads: int, layers: int) -> dict[str, Any]:
+    return {
+        **{"_class_name": "DiTTransformer2DModel", "in_channels": 3, "out_channels": 3},
+        **{"num_attention_heads": heads, "attention_head_dim": 64, "num_layers": layers},
+        **{"sample_size": 32, "patch_size": 2, "num_embeds_ada_norm": 1000},
+    }
+
+
+_FILES = ("data.name=folder", "data.path={images}", "site.precision=bf16-mixed")
+_DIFFUSERS = (*_FILES, "workload=diffusers_unet", "model.sampling_steps=2")
+CASES = {
+    "pix2pix": Case(
+        (
+            *("workload=pix2pix", "data.name=pairs", "data.path={pairs}", "data.batch=1"),
+            *("model.width=64", "model.depth=8", "site.precision=bf16-mixed", "data.workers=4"),
+        ),
+        ("model.width=8", "data.size=32", "model.depth=5"),
+    ),
+    "DiT-B/2": Case(
+        (*_DIFFUSERS, "data.size=32", "data.batch=64", "data.workers=4"),
+        ("data.batch=2",),
+        _dit(12, 12),
+        _dit(2, 2),
+    ),
+    "UNet2DModel": Case(
+        (*_DIFFUSERS, "data.size=64", "data.batch=16", "data.workers=4"),
+        ("data.size=16", "data.batch=2"),
+        _levels(128, 128, 256, 256, 512, 512),
+        _levels(32, 32),
+    ),
+    "LoRA on SDXL": Case(
+        ("workload=sdxl_lora", "data.name=ring8"),
+        ("model.width=64", "model.depth=1", "model.side=8", "model.rank=2"),
+        rounds=3,
+    ),
+}
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="fedwan-gpu-")
+
+
+@cache
+def _pictures() -> dict[str, str]:
+    """Folders of 256 pictures of noise, and of 400 pairs: photographs' edges beside them."""
+    rng, root = np.random.default_rng(0), Path(_folder().name)
+    for name in ("images", "pairs"):
+        (root / name).mkdir()
+    for index in range(256):
+        noise = rng.integers(0, 256, (64, 64, 3), np.uint8)
+        Image.fromarray(noise).save(root / "images" / f"{index:03d}.png")
+    for index, pair in enumerate(photo_pairs(400, 256)):
+        Image.fromarray(pair).save(root / "pairs" / f"{index:03d}.png")
+    return {name: str(root / name) for name in ("images", "pairs")}
+
+
+def photo_pairs(num: int, size: int) -> list[np.ndarray[Any, Any]]:
+    """Crops of the photographs of `photo_edges`, edges left of each: uint8 (size, 2 size, 3)."""
+    from skimage import data, filters
+
+    photos = [getattr(data, name)() for name in ("astronaut", "coffee", "chelsea", "retina")]
+    rng, pairs = np.random.default_rng(0), []
+    for index in range(num):
+        photo = photos[index % len(photos)]
+        top, left = (int(rng.integers(0, side - size + 1)) for side in photo.shape[:2])
+        crop = photo[top : top + size, left : left + size]
+        edges = np.clip(4 * filters.sobel(crop.mean(2) / 255), 0, 1)
+        grey = np.repeat((255 * edges).astype(np.uint8)[:, :, None], 3, axis=2)
+        pairs.append(np.concatenate([grey, crop], axis=1))
+    return pairs
+
+
+def words_of(name: str, case: Case, is_quick: bool) -> list[str]:
+    words = [word.format(**_pictures()) for word in case.words]
+    network = case.quick_network if is_quick else case.network
+    if is_quick:
+        given = {word.partition("=")[0] for word in case.quick}
+        words = [word for word in words if word.partition("=")[0] not in given] + [*case.quick]
+    if network:
+        folder = Path(_folder().name) / name.replace("/", "-") / str(is_quick)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(network))
+        words.append(f"model.path={folder}")
+    if not torch.cuda.is_available():
+        words = [word for word in words if word != "site.precision=bf16-mixed"]
+    return [*words, "sites=1", f"h={H}", "eval.every=0", "eval.first=false"]
+
+
+def alone(config: Config, device: torch.device, num: int) -> tuple[Row, float]:
+    """Steps in a plain loop, and what coding what travels takes."""
+    recipe = load_workload(config.workload)
+    workload, shard = recipe.build(config, device), open_shard(config.data, 0, 1, config.seed)
+    rng = NamedGenerators(config.seed, "alone")
+    loader = shard.loader(config.data.batch, rng["data"], device)
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    try:
+        for step in range(WARM_UP + num):
+            if step == WARM_UP:
+                wait()
+                began = time.perf_counter()
+            workload.step(next(loader), rng, keep_local)
+        wait()
+        step_s = (time.perf_counter() - began) / num
+    finally:
+        loader.close()
+    memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+    replica = Replica(workload.networks, workload.optimizers, config.inner)
+    layout = {n: s for n, s in replica.layout.items() if s.role is Role.PARAMETER}
+    num_values = sum(param.numel() for net in workload.networks.values() for param in net.parameters())
+    values = {name: 1e-3 * torch.randn_like(replica.base[name]) for name in layout}
+    coded = measure_codec(int4(), layout, values, 5)
+    row = {
+        "params_m": round(num_values / 1e6, 1),
+        "sent_m": round(sum(value.numel() for value in values.values()) / 1e6, 1),
+        "batch": config.data.batch,
+        "alone_ms": round(1e3 * step_s, 2),
+        "memory_mb": round(memory / 1e6),
+    }
+    return row, coded["encode_mb_s"] / 1e3
+
+
+def step_s(run: FleetRun) -> float:
+    """Of a run's steps after its first round, waiting included."""
+    rows = [row for row in run.rounds if row["step"] > H]
+    steps = max(row["step"] for row in rows) - H
+    return sum(row["compute_s"] + row["wait_s"] for row in rows) / steps
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+
+
+def cases(args: argparse.Namespace) -> dict[str, tuple[str, Case]]:
+    return {name: (name, case) for name, case in CASES.items()}
+
+
+def measure_case(args: argparse.Namespace, given: tuple[str, Case], seed: int) -> Row:
+    name, case = given
+    device = choose_device("auto")
+    is_on_gpu = device.type == "cuda"
+    is_quick = args.quick or not is_on_gpu
+    words = words_of(name, case, is_quick)
+    with chdir(app()):
+        config = load_run(None, [*words, "strategy=local_sgd"])
+        row, coding = alone(config, device, 10 if is_quick else 40)
+    gc.collect()
+    if is_on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    memory = 0.0
+    for way in args.ways:
+        steps = H * (2 if is_quick else case.rounds)
+        run = run_fleet([*words, *WAYS[way], f"steps={steps}"])
+        row[f"{way}_percent"] = round(100 * (1e3 * step_s(run) / row["alone_ms"] - 1), 2)
+        memory = max(memory, run.sites[0]["gpu_mb"])
+    return {
+        "model": name,
+        "device": torch.cuda.get_device_name() if is_on_gpu else "cpu, small",
+        **row,
+        "run_memory_mb": round(memory),
+        "coding_gb_s": round(coding, 2),
+    }
