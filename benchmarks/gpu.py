@@ -47,7 +47,7 @@ from fedwan.workloads.base import keep_local
 
 H = 50
 WARM_UP = 10
-ROUNDS = 4
+ROUNDS = 3
 WAYS = {
     "diloco": ("strategy=diloco",),
     "streaming": (
@@ -63,7 +63,6 @@ class Case(NamedTuple):
     network: dict[str, Any] | None = None
     """A configuration of diffusers'."""
     quick_network: dict[str, Any] | None = None
-    rounds: int = ROUNDS
 
 
 def _levels(*channels: int) -> dict[str, Any]:
@@ -110,7 +109,6 @@ CASES = {
     "LoRA on SDXL": Case(
         ("workload=sdxl_lora", "data.name=ring8"),
         ("model.width=64", "model.depth=1", "model.side=8", "model.rank=2"),
-        rounds=3,
     ),
 }
 
@@ -229,9 +227,11 @@ def measure_case(args: argparse.Namespace, given: tuple[str, Case], seed: int) -
         torch.cuda.reset_peak_memory_stats()
     memory = 0.0
     for way in args.ways:
-        steps = H * (2 if is_quick else case.rounds)
+        steps = H * (2 if is_quick else ROUNDS)
         run = run_fleet([*words, *WAYS[way], f"steps={steps}"])
         row[f"{way}_percent"] = round(100 * (1e3 * step_s(run) / row["alone_ms"] - 1), 2)
+        kept = "step fragment compute_s wait_s round_s bytes_up".split()
+        row[f"{way}_rounds"] = [{key: r.get(key) for key in kept} for r in run.rounds]
         memory = max(memory, run.sites[0]["gpu_mb"])
     return {
         "model": name,
