@@ -41,10 +41,10 @@ from fedwan.config import Config
 from fedwan.data import open_shard
 from fedwan.rng import NamedGenerators
 from fedwan.site.joining import choose_device
-from fedwan.site.replica import Replica
-from fedwan.state import Role
+from fedwan.state import Role, TensorSpec
 from fedwan.workloads.base import keep_local
 
+PARAMETER = Role.PARAMETER
 H = 50
 WARM_UP = 10
 ROUNDS = 3
@@ -107,7 +107,7 @@ CASES = {
         _levels(32, 32),
     ),
     "LoRA on SDXL": Case(
-        ("workload=sdxl_lora", "data.name=ring8"),
+        ("workload=sdxl_lora", "data.name=ring8", "model.side=64"),
         ("model.width=64", "model.depth=1", "model.side=8", "model.rank=2"),
     ),
 }
@@ -182,13 +182,13 @@ def alone(config: Config, device: torch.device, num: int) -> tuple[Row, float]:
     finally:
         loader.close()
     memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
-    replica = Replica(workload.networks, workload.optimizers, config.inner)
-    layout = {n: s for n, s in replica.layout.items() if s.role is Role.PARAMETER}
-    num_values = sum(param.numel() for net in workload.networks.values() for param in net.parameters())
-    values = {name: 1e-3 * torch.randn_like(replica.base[name]) for name in layout}
+    params = [p for network in workload.networks.values() for p in network.parameters()]
+    trained = {f"{i:05d}": p.detach() for i, p in enumerate(params) if p.requires_grad}
+    values = {name: 1e-3 * torch.randn_like(param) for name, param in trained.items()}
+    layout = {n: TensorSpec(tuple(v.shape), torch.float32, PARAMETER) for n, v in values.items()}
     coded = measure_codec(int4(), layout, values, 5)
     row = {
-        "params_m": round(num_values / 1e6, 1),
+        "params_m": round(sum(param.numel() for param in params) / 1e6, 1),
         "sent_m": round(sum(value.numel() for value in values.values()) / 1e6, 1),
         "batch": config.data.batch,
         "alone_ms": round(1e3 * step_s, 2),

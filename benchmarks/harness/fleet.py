@@ -35,6 +35,12 @@ ALL_SITES = "sites"
 """The role of a process that plays all of them."""
 
 
+def with_checkout(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment with this checkout in front of whatever else Python finds."""
+    paths = [str(ROOT), *filter(None, [env.get("PYTHONPATH")])]
+    return {**env, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 @dataclass(frozen=True)
 class Process:
     name: str
@@ -47,7 +53,7 @@ class Process:
 
     def start(self, **options: Any) -> subprocess.Popen[Any]:
         """Start it, with this checkout in front of whatever is installed."""
-        env = {**(self.env or os.environ), "PYTHONPATH": str(ROOT)}
+        env = with_checkout(self.env or os.environ)
         popen = self.place.popen if self.place else subprocess.Popen
         return popen(list(self.words), env=env, **options)
 
@@ -121,7 +127,7 @@ class FleetRun:
     records: list[dict[str, Any]]
     """As `metrics.jsonl`."""
     parties: dict[str, dict[str, Any]]
-    """By role: `rss_mb`, `cpu_s`, `gpu_mb`, and of sites `began` and `computed`, seconds by step."""
+    """By role: `rss_mb`, `cpu_s`, `gpu_mb`; of sites `began` and `computed`, seconds by step."""
     journal: list[dict[str, Any]]
     """As `journal.jsonl`."""
     log: str

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 # ruff: noqa: D102 (what a `Coded` does is said once)
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -35,6 +35,8 @@ CPU_SPAN = 1 << 17
 """Values worked on at a time on a CPU: 512 KiB of fp32, half of a common second-level cache."""
 DEVICE_SPAN = 1 << 25
 """Values at a time elsewhere: few launches, and temporaries of 128 MiB at most."""
+_MOST_AT_ONCE = DEVICE_SPAN // 2
+"""Values of tensors that are coded together, each with all temporaries that it takes."""
 
 
 Piece = tuple[slice | Tensor, Tensor, Tensor | None]
@@ -156,6 +158,12 @@ def plain(state: Mapping[str, Tensor]) -> dict[str, Coded]:
     return {name: Plain(value) for name, value in state.items()}
 
 
+EncodeMany = Callable[
+    [Sequence[Tensor], Sequence[Tensor | None] | None],
+    tuple[list[list[memoryview]], list[Tensor]],
+]
+
+
 class Codec(NamedTuple):
     """How parameters are written. A new codec is a file that makes one of these."""
 
@@ -177,6 +185,9 @@ class Codec(NamedTuple):
     """Whether it keeps a residual: what it did not send now, it sends later."""
     encode_owing: Callable[[Tensor, Tensor | None], tuple[memoryview, Tensor | None]] | None = None
     """`encode_tensor` with error feedback, where that can be had in the same pass."""
+    encode_many: EncodeMany | None = None
+    """`encode_tensor` of tensors of one device at once, for a GPU: (values, residuals or None
+    without feedback) -> (the parts of each record, what each owes)."""
     mask_bits: int = 0
     """Of a value under masks, which only the sum of all sites is free of; 0 without masks."""
 
@@ -205,21 +216,46 @@ class Codec(NamedTuple):
         """
         owed: State = {}
         try:
+            group: State = {}
+            held = 0
             for name, spec in layout.items():
                 value = tensors[name]
                 if tuple(value.shape) != spec.shape:
                     raise ValueError(f"{name!r} has shape {tuple(value.shape)}, not {spec.shape}")
-                if spec.role is Role.PARAMETER:
-                    record, rest = self.encode_tensor(value, residual.get(name))
-                    if rest is not None:
-                        owed[name] = rest
-                else:
-                    record = tensor_bytes(value.to(spec.dtype))
-                payload.append(record)
+                if group and value.device != next(iter(group.values())).device:
+                    owed |= self._put(payload, group, residual, layout)
+                    group, held = {}, 0
+                group[name], held = value, held + value.numel()
+                if held > _MOST_AT_ONCE or value.device.type == "cpu":
+                    owed |= self._put(payload, group, residual, layout)
+                    group, held = {}, 0
+            owed |= self._put(payload, group, residual, layout)
             payload.finish()
         except BaseException as error:
             payload.fail(error)
             raise
+        return owed
+
+    def _put(
+        self, payload: Payload, values: Mapping[str, Tensor], residual: State, layout: Layout
+    ) -> State:
+        """Append the records of some tensors; what they owe."""
+        params = {n: v for n, v in values.items() if layout[n].role is Role.PARAMETER}
+        small = {n: v for n, v in params.items() if v.numel() <= _MOST_AT_ONCE}
+        records: dict[str, list[memoryview]] = {}
+        owed: State = {}
+        if self.encode_many is not None and len(small) > 1:
+            before = [residual.get(name) for name in small] if self.has_feedback else None
+            found, rests = self.encode_many(list(small.values()), before)
+            records = dict(zip(small, found, strict=True))
+            owed = dict(zip(small, rests, strict=False))
+        for name, value in values.items():
+            if name in params and name not in records:
+                record, rest = self.encode_tensor(value, residual.get(name))
+                records[name] = [record]
+                if rest is not None:
+                    owed[name] = rest
+            payload.append(*records.get(name) or [tensor_bytes(value.to(layout[name].dtype))])
         return owed
 
     def payload_bytes(self, layout: Layout) -> int:

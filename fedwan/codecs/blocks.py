@@ -6,7 +6,8 @@ exact in fp32: decoded values have the same bits on every device, with or withou
 multiply-add, and adding a record to a tensor rounds once.
 
 Values are worked on in spans that stay in the cache, with every operation on many rows at a time:
-on a CPU the time is that of the passes over the cache, on a GPU that of a few kernels.
+on a CPU the time is that of the passes over the cache. A GPU gets the blocks of many tensors at
+once: to start a dozen kernels takes longer than most tensors take to code.
 
 Two codes of 4 bits to a byte: byte j of a block of w values holds the code of value j in its lower
 half and that of value j + ceil(w / 2) in its upper half, so that packing moves whole rows. Four
@@ -17,9 +18,12 @@ codes of 2 bits likewise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -107,8 +111,8 @@ class _Format(NamedTuple):
     """Of a code: 8, or 4 with two codes to a byte, or 2 with four."""
     width: int
     """Values of a block."""
-    scales: Callable[[Tensor], Tensor]
-    """Of magnitudes [rows, width], which may be spoilt: [rows, 1]."""
+    scales: Callable[[Tensor, int | Tensor], Tensor]
+    """Of magnitudes [rows, width], in each row so many and then zeros: [rows, 1]."""
     min_scale: float
     pack: Callable[[Tensor, Tensor], None]
     """(values in units of the scale [rows, width], codes [rows, bytes], int8, written); may spoil
@@ -190,15 +194,16 @@ def _block_codec(name: str, encoding: int, form: _Format) -> Codec:
         lambda data, spec: _BlockCoded(form, data, spec),
         lambda spec: form.record.num_bytes(spec.num_values),
         encode_owing=encode_owing,
+        encode_many=partial(_encode_many, form),
     )
 
 
-def _largest_over(units: float) -> Callable[[Tensor], Tensor]:
-    return lambda magnitudes: magnitudes.amax(1, keepdim=True) / units
+def _largest_over(units: float) -> Callable[[Tensor, int | Tensor], Tensor]:
+    return lambda magnitudes, _: magnitudes.amax(1, keepdim=True) / units
 
 
-def _step(magnitudes: Tensor) -> Tensor:
-    return magnitudes.mean(1, keepdim=True) * STEP
+def _step(magnitudes: Tensor, num: int | Tensor) -> Tensor:
+    return magnitudes.sum(1, keepdim=True) / num * STEP
 
 
 # Codes -------------------------------------------------------------------------------------------
@@ -287,22 +292,97 @@ def _encode(
             work = scratch[: len(span)]
             values = work[:, : part.width]
             torch.abs(span.float(), out=values)
-            # A scale that is not finite passes through, so that every reader sees it.
-            scale = form.scales(values).bfloat16()
-            scale.masked_fill_(scale < form.min_scale, 0)
-            part.scales[rows] = scale
-            unit = scale.float()
-            inverse = unit.reciprocal().masked_fill_(unit == 0, 0)
-            torch.mul(span, inverse, out=values)
+            unit = _scale_into(part.scales[rows], form, values, part.width)
+            torch.mul(span, _inverse(unit), out=values)
             codes = part.codes[rows].view(torch.int8)
             form.pack(work, codes)
             if owed is not None:
-                if form.shift is None:
-                    form.unpack(codes, work)
-                elif form.shift:
-                    work += form.shift
-                span.addcmul_(values, unit, value=-1)  # the product is exact: rounded once
+                _subtract(form, span, work, codes, unit)
     return record
+
+
+def _scale_into(place: Tensor, form: _Format, magnitudes: Tensor, num: int | Tensor) -> Tensor:
+    """Write the scales of rows, bf16 [rows, 1], and give them in fp32."""
+    # A scale that is not finite passes through, so that every reader sees it.
+    scale = form.scales(magnitudes, num).bfloat16()
+    place.copy_(scale.masked_fill_(scale < form.min_scale, 0))
+    return scale.float()
+
+
+def _inverse(unit: Tensor) -> Tensor:
+    return unit.reciprocal().masked_fill_(unit == 0, 0)
+
+
+def _subtract(form: _Format, span: Tensor, work: Tensor, codes: Tensor, unit: Tensor) -> None:
+    """Leave of a span's values what their codes do not say; `work` is as packing left it."""
+    if form.shift is None:
+        form.unpack(codes, work)
+    elif form.shift:
+        work += form.shift
+    span.addcmul_(work[:, : span.shape[1]], unit, value=-1)  # the product is exact: rounded once
+
+
+def _encode_many(
+    form: _Format, tensors: Sequence[Tensor], residuals: Sequence[Tensor | None] | None
+) -> tuple[list[list[memoryview]], list[Tensor]]:
+    """The records of tensors on one device, in parts, and with residuals what is owed.
+
+    Bytes are those of `_encode`. All blocks lie in one matrix, a row each: the values of a short
+    one where packing a whole row brings them into the row's first bytes.
+    """
+    flats = [tensor.detach().reshape(-1) for tensor in tensors]
+    ends = list(accumulate(-(-len(flat) // form.width) for flat in flats))
+    blocks = flats[0].new_zeros(ends[-1], form.width, dtype=torch.float32)
+    places = [_places(form, blocks, len(flat), end) for flat, end in zip(flats, ends, strict=True)]
+
+    def runs_of(values: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor]]:
+        pairs = [(v, p) for v, p in zip(values, places, strict=True) if v is not None]
+        in_blocks = [there for _, place in pairs for _, there in place]
+        return in_blocks, [value.view(-1)[run] for value, place in pairs for run, _ in place]
+
+    torch._foreach_copy_(*runs_of(flats))
+    if residuals is not None and any(residual is not None for residual in residuals):
+        there, owed_before = runs_of(residuals)
+        torch._foreach_add_(there, [run.to(blocks.device) for run in owed_before])
+    num = torch.full((len(blocks), 1), form.width, dtype=torch.float32, device="cpu")
+    for flat, end in zip(flats, ends, strict=True):
+        if rest := len(flat) % form.width:
+            num[end - 1] = rest
+    work = blocks.abs()
+    scales = torch.empty_like(num, dtype=torch.bfloat16, device=blocks.device)
+    unit = _scale_into(scales, form, work, num.to(blocks.device, non_blocking=True))
+    torch.mul(blocks, _inverse(unit), out=work)
+    codes = scales.new_empty(len(blocks), form.code_bytes(form.width), dtype=torch.int8)
+    form.pack(work, codes)
+    owed: list[Tensor] = []
+    if residuals is not None:
+        _subtract(form, blocks, work, codes, unit)
+        owed = [torch.empty_like(flat, dtype=torch.float32) for flat in flats]
+        there, here = runs_of(owed)
+        torch._foreach_copy_(here, there)
+    said, coded = tensor_bytes(scales), tensor_bytes(codes)
+    records, start = [], 0
+    for index, (flat, end) in enumerate(zip(flats, ends, strict=True)):
+        num_bytes = form.record.num_bytes(len(flat)) - 2 * (end - start)
+        first = start * codes.shape[1]
+        records.append([said[2 * start : 2 * end], coded[first : first + num_bytes]])
+        scale = np.frombuffer(records[-1][0], np.int16)
+        if owed and ((scale < 0) | (scale >= _INFINITY)).any():  # every reader refuses it
+            owed[index].zero_()
+        start = end
+    return records, [rest.view(t.shape) for rest, t in zip(owed, tensors, strict=False)]
+
+
+def _places(form: _Format, blocks: Tensor, num: int, end: int) -> list[tuple[slice, Tensor]]:
+    """Runs of a flat tensor of so many values, and where they lie in its rows up to `end`."""
+    num_full, rest = divmod(num, form.width)
+    cut, first = num - rest, end - -(-num // form.width)
+    places = [(slice(0, cut), blocks[first : first + num_full].view(-1))] if cut else []
+    for part, run in enumerate(spans(rest, form.code_bytes(rest))):
+        column = part * form.code_bytes(form.width)
+        row = blocks[end - 1, column : column + run.stop - run.start]
+        places.append((slice(cut + run.start, cut + run.stop), row))
+    return places
 
 
 class _BlockCoded(Coded):

@@ -97,10 +97,11 @@ class Payload:
             self._num_present += len(buffer)
             self._changed.notify_all()
 
-    def append(self, record: Bytes) -> None:
-        """The next record; it must not change any more."""
-        self._put(record)
-        self._put(bytes(_padding(len(record))))
+    def append(self, *record: Bytes) -> None:
+        """The next record, in one part or several; they must not change any more."""
+        for part in record:
+            self._put(part)
+        self._put(bytes(_padding(sum(map(len, record)))))
 
     def finish(self) -> None:
         """All records are there."""

@@ -223,7 +223,10 @@ class Loader:
         self._taken = 0
         self._order: _Order | None = None
         if isinstance(dataset, InMemory):
-            dataset, workers = InMemory(_to_device(dataset.batch, device)), 0
+            dataset, workers = (
+                InMemory(tree_map_only(Tensor, lambda leaf: leaf.to(device), dataset.batch)),
+                0,
+            )
         self._workers = workers
         shared: dict[str, Any] = {
             "num_workers": workers,

@@ -58,7 +58,7 @@ class UNetGenerator(nn.Module):
         _init(self)
 
     def forward(self, x: Tensor, draws: torch.Generator | None = None) -> Tensor:
-        """Images in [-1, 1]; dropout draws from `draws`, on their device, and drops nothing without."""
+        """Images in [-1, 1]; dropout draws on the device of `draws`, and drops nothing without."""
         skips: list[Tensor] = []
         for down in self.downs:
             x = down(x)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import struct
 
 import pytest
 import torch
 
 from fedwan.codecs import Codec, float4, int2, int4, int8
+from fedwan.codecs.base import with_feedback
 from fedwan.errors import PayloadError
 from tests.support import spec
 
@@ -37,6 +39,31 @@ def round_trip(codec: Codec, value: torch.Tensor) -> torch.Tensor:
 
 def random_values(num: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(num, generator=torch.Generator().manual_seed(seed))
+
+
+@every_block_codec
+@pytest.mark.parametrize("has_residuals", [False, True])
+def test_many_tensors_at_once_give_the_records_that_each_gives_alone(
+    codec: Codec, has_residuals: bool
+) -> None:
+    shapes = [(7, 512), (3,), (), (0, 4), (130,), (5, 1001), (1024,), (257,)]
+    values = [random_values(math.prod(s), i).view(s) ** 3 for i, s in enumerate(shapes)]
+    values[5] = values[5].t()
+    residuals = [
+        random_values(v.numel(), 9).view(v.shape) if v.numel() % 2 else None for v in values
+    ]
+    values[4][7] = torch.nan
+    has_residuals |= codec.has_feedback
+    each = with_feedback(codec) if has_residuals else codec
+    assert codec.encode_many is not None
+    records, owed = codec.encode_many(values, residuals if has_residuals else None)
+    assert len(owed) == (len(values) if has_residuals else 0)
+    for index, value in enumerate(values):
+        before = residuals[index] if has_residuals else None
+        alone, rest = each.encode_tensor(value, before)
+        assert b"".join(records[index]) == bytes(alone)
+        if rest is not None:
+            assert torch.equal(owed[index], rest)
 
 
 @with_largest_value_kept

@@ -21,8 +21,8 @@ from fedwan.state import Role, TensorSpec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
-SHAPE = (37, 1021)
-LAYOUT = {"net/weight": TensorSpec(SHAPE, torch.float32, Role.PARAMETER)}
+SHAPES = {"net/a": (3,), "net/b": (256, 64), "net/c": (37, 1021), "net/d": (130, 5)}
+LAYOUT = {n: TensorSpec(shape, torch.float32, Role.PARAMETER) for n, shape in SHAPES.items()}
 SAME_BYTES = ("fp32", "bf16", "int8", "int4", "float4")
 """Whose scales do not depend on the order of a sum."""
 
@@ -30,18 +30,19 @@ SAME_BYTES = ("fp32", "bf16", "int8", "int4", "float4")
 @pytest.mark.parametrize("name", [name for name in CODECS if name])
 def test_a_payload_has_the_same_values_wherever_it_was_coded_and_is_read(name: str) -> None:
     codec = with_feedback(codec_by_name(name))
-    value = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0)) ** 3
-    on_gpu, owed = codec.encode({"net/weight": value.cuda()}, {}, LAYOUT)
-    on_cpu, owed_cpu = codec.encode({"net/weight": value}, {}, LAYOUT)
+    generator = torch.Generator().manual_seed(0)
+    values = {n: torch.randn(shape, generator=generator) ** 3 for n, shape in SHAPES.items()}
+    here, owed = codec.encode({n: value.cuda() for n, value in values.items()}, {}, LAYOUT)
+    there, _ = codec.encode(values, {}, LAYOUT)
     if name in SAME_BYTES:
-        assert bytes(on_gpu.read(0, on_gpu.num_bytes)) == bytes(on_cpu.read(0, on_cpu.num_bytes))
-    decoded = codec.decode(on_gpu, LAYOUT)["net/weight"]
-    target = torch.zeros(SHAPE, device="cuda")
-    for _, coded in codec.read_each(on_gpu, LAYOUT):
+        assert bytes(here.read(0, here.num_bytes)) == bytes(there.read(0, there.num_bytes))
+    decoded = codec.decode(here, LAYOUT)
+    for n, coded in codec.read_each(here, LAYOUT):
+        target = torch.zeros(SHAPES[n], device="cuda")
         coded.add_to(target)
-    assert torch.equal(target.cpu(), decoded)
-    if owed:
-        assert torch.equal(owed["net/weight"].cpu(), value - decoded)
+        assert torch.equal(target.cpu(), decoded[n])
+        if owed:
+            assert owed[n].is_cuda and torch.equal(owed[n].cpu(), values[n] - decoded[n])
 
 
 def run(folder: Path, *words: str, absences: dict[str, Absence] | None = None) -> SimulatedRun:
