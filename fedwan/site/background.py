@@ -77,7 +77,7 @@ def _begin(device: torch.device | None) -> None:
         os.setpriority(os.PRIO_PROCESS, thread, niceness + NICENESS)
     if device is not None and device.type == "cuda":
         torch.cuda.set_device(device)
-        torch.cuda.set_stream(torch.cuda.Stream(device))
+        torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
 def queued_until_now(device: torch.device) -> Callable[[], None]:
