@@ -6,7 +6,7 @@ size. Alone, a recipe takes its steps in a loop without an engine; then the same
 site with H = 50: `diloco` in fp32, where every round is waited for, and `streaming_diloco` with
 int4 both ways, in four fragments that have ten steps for their way. The coordinator runs on the
 processors of the same machine; what is exchanged goes over its loopback under mutual TLS. The first
-round does not count. Where there is no GPU, or with `--quick`, small forms of all four.
+round does not count, and no checkpoint is written. Where there is no GPU, or with `--quick`, small forms of all four.
 
 Row: model device params_m sent_m batch alone_ms memory_mb diloco_percent streaming_percent
 run_memory_mb coding_gb_s
@@ -161,7 +161,14 @@ def words_of(name: str, case: Case, is_quick: bool) -> list[str]:
         words.append(f"model.path={folder}")
     if not torch.cuda.is_available():
         words = [word for word in words if word != "site.precision=bf16-mixed"]
-    return [*words, "sites=1", f"h={H}", "eval.every=0", "eval.first=false"]
+    return [
+        *words,
+        "sites=1",
+        f"h={H}",
+        "eval.every=0",
+        "eval.first=false",
+        "checkpoint.every=1000",
+    ]
 
 
 def alone(config: Config, device: torch.device, num: int) -> tuple[Row, float]:

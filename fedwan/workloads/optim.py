@@ -2,9 +2,10 @@
 
 On a CPU updates are taken tensor by tensor (`foreach` and `fused` off), so that a list of bare
 tensors with the same gradients moves to the same bits as a module's parameters: the coordinator
-mirrors a site's optimiser that way where gradients, not deltas, are merged. A rate is a function of the run's step
-alone, not of how many steps an optimiser has taken: a site that was away goes on with the rate that
-the others have, and a coordinator that steps gradients itself has the sites' rates to the last bit.
+mirrors a site's optimiser that way where gradients, not deltas, are merged. A rate is a function of
+the run's step alone, not of how many steps an optimiser has taken: a site that was away goes on
+with the rate that the others have, and a coordinator that steps gradients itself has the sites'
+rates to the last bit.
 
 What a site has learned about its gradients is its own (`inner.NETWORK.state=keep`), or is forgotten
 with every update (`reset`), or is merged like running statistics (`average`). Then each moment is a
