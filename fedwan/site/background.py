@@ -71,6 +71,15 @@ def background_threads(
 
 
 def _begin(device: torch.device | None) -> None:
+    # On a CPU this thread computes alone. With a second team beside the step loop's, OpenMP has
+    # more threads than processors, and GNU's puts them to sleep after every operation: steps of
+    # small networks took twice as long (docs/log.md).
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    # That is also what later threads begin with, unless another thread says otherwise.
+    other = threading.Thread(target=torch.set_num_threads, args=(num_threads,))
+    other.start()
+    other.join()
     if sys.platform == "linux":  # elsewhere it would be the whole process's
         thread = threading.get_native_id()
         niceness = os.getpriority(os.PRIO_PROCESS, thread)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 
-from fedwan.site.background import BufferPool
+from fedwan.site.background import BufferPool, background_threads
 from fedwan.state import Layout, Role
 from tests.support import spec
 
@@ -35,3 +37,15 @@ def test_memory_that_is_not_the_host_s_is_left_to_torch() -> None:
     held = {"g/weight": torch.empty(5, 3, device="meta")}
     pool.take_back(held)
     assert not held and pool.lend(LAYOUT)["g/weight"].is_cpu
+
+
+def test_only_the_threads_themselves_compute_alone() -> None:
+    kept = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with background_threads(2, "test") as threads, ThreadPoolExecutor(1) as later:
+            assert threads.submit(torch.get_num_threads).result() == 1
+            assert torch.get_num_threads() == 3
+            assert later.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(kept)
