@@ -2,11 +2,13 @@
 
 Four recipes at full size with random weights, in bf16-mixed: pix2pix (photographs' edges, 256 x
 256, batch 1), DiT-B/2 and a `UNet2DModel` of diffusers, and a LoRA of rank 16 on a U-Net of SDXL's
-size. Alone, a recipe takes its steps in a loop without an engine; then the same in a run of one
-site with H = 50: `diloco` in fp32, where every round is waited for, and `streaming_diloco` with
-int4 both ways, in four fragments that have ten steps for their way. The coordinator runs on the
-processors of the same machine; what is exchanged goes over its loopback under mutual TLS. The first
-round does not count, and no checkpoint is written. Where there is no GPU, or with `--quick`, small forms of all four.
+size (512 x 512). Alone, a recipe takes its steps in a loop without an engine; then the same in a
+run of one site with H = 50: `diloco` in fp32, where every round is waited for, and
+`streaming_diloco` with int4 both ways, in four fragments that have ten steps for their way. The
+coordinator runs on the processors of the same machine; what is exchanged goes over its loopback
+under mutual TLS. The first round does not count, and no checkpoint is written. Where there is no
+GPU, or with `--quick`, small forms of all four. Each way of a case takes about a minute, most of
+it to start and to end; what is known so far goes to standard error.
 
 Row: model device params_m sent_m batch alone_ms memory_mb diloco_percent streaming_percent
 run_memory_mb coding_gb_s
@@ -21,6 +23,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import sys
 import tempfile
 import time
 from contextlib import chdir
@@ -45,6 +48,7 @@ from fedwan.state import Role, TensorSpec
 from fedwan.workloads.base import keep_local
 
 PARAMETER = Role.PARAMETER
+_FEW = ("eval.every=0", "eval.first=false", "eval.num=2", "checkpoint.every=1000")
 H = 50
 WARM_UP = 10
 ROUNDS = 3
@@ -120,14 +124,14 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 @cache
 def _pictures() -> dict[str, str]:
-    """Folders of 256 pictures of noise, and of 400 pairs: photographs' edges beside them."""
+    """Folders of 256 pictures of noise, and of 64 pairs: photographs' edges beside them."""
     rng, root = np.random.default_rng(0), Path(_folder().name)
     for name in ("images", "pairs"):
         (root / name).mkdir()
     for index in range(256):
         noise = rng.integers(0, 256, (64, 64, 3), np.uint8)
         Image.fromarray(noise).save(root / "images" / f"{index:03d}.png")
-    for index, pair in enumerate(photo_pairs(400, 256)):
+    for index, pair in enumerate(photo_pairs(64, 256)):
         Image.fromarray(pair).save(root / "pairs" / f"{index:03d}.png")
     return {name: str(root / name) for name in ("images", "pairs")}
 
@@ -161,14 +165,7 @@ def words_of(name: str, case: Case, is_quick: bool) -> list[str]:
         words.append(f"model.path={folder}")
     if not torch.cuda.is_available():
         words = [word for word in words if word != "site.precision=bf16-mixed"]
-    return [
-        *words,
-        "sites=1",
-        f"h={H}",
-        "eval.every=0",
-        "eval.first=false",
-        "checkpoint.every=1000",
-    ]
+    return [*words, "sites=1", f"h={H}", *_FEW]
 
 
 def alone(config: Config, device: torch.device, num: int) -> tuple[Row, float]:
@@ -228,6 +225,7 @@ def measure_case(args: argparse.Namespace, given: tuple[str, Case], seed: int) -
     with chdir(app()):
         config = load_run(None, [*words, "strategy=local_sgd"])
         row, coding = alone(config, device, 10 if is_quick else 40)
+    print(name, row, file=sys.stderr, flush=True)
     gc.collect()
     if is_on_gpu:
         torch.cuda.empty_cache()
@@ -240,6 +238,7 @@ def measure_case(args: argparse.Namespace, given: tuple[str, Case], seed: int) -
         kept = "step fragment compute_s wait_s round_s bytes_up".split()
         row[f"{way}_rounds"] = [{key: r.get(key) for key in kept} for r in run.rounds]
         memory = max(memory, run.sites[0]["gpu_mb"])
+        print(name, way, row[f"{way}_percent"], file=sys.stderr, flush=True)
     return {
         "model": name,
         "device": torch.cuda.get_device_name() if is_on_gpu else "cpu, small",

@@ -330,6 +330,8 @@ class Patience:
             text = "connected, but it neither takes nor sends anything"
         if code in FINAL:
             raise FINAL[code](text) from None
+        if code is Code.RESOURCE_EXHAUSTED and "larger than max" in text:
+            raise PayloadError(f"too much for one message: {text}")
         if code is Code.INVALID_ARGUMENT:
             self._damaged += 1
             if "damaged" not in text or self._damaged > MAX_DAMAGED:

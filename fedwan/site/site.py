@@ -54,7 +54,9 @@ from fedwan.workloads.optim import difference
 log = logging.getLogger(__name__)
 
 NUM_SAMPLES = 64
-"""Generated samples in the picture."""
+"""Generated samples in the picture, at most."""
+MOST_SHOWN_BYTES = 12 << 20
+"""Of generated samples, and of real ones, that are sent: a message has room for 32 MiB."""
 ASK_AGAIN_S = (0.02, 0.5)
 """Between two Joins while the sites of a run do not agree yet: at first, doubled, and at most."""
 
@@ -421,12 +423,13 @@ class Site:
             if script.evaluate is not None:
                 figures = dict(script.evaluate(draws))
             if script.sample is not None:
-                shown["generated"] = _host(script.sample(NUM_SAMPLES, config.seed))
+                shown["generated"] = script.sample(NUM_SAMPLES, config.seed)
         moments, real = figures.pop("moments", {}), figures.pop("real", None)
+        if real is not None:
+            shown["real"] = real
+        shown = _fitting(shown)
         if has_own:
             shown |= add_prefix("moments", moments)
-        if real is not None:
-            shown["real"] = _host(real[:NUM_SAMPLES])
         # Tensors of one value, and NumPy's, as numbers.
         plain = {k: v.item() if hasattr(v, "item") else v for k, v in figures.items()}
         text = json.dumps(plain)
@@ -439,5 +442,14 @@ class Site:
             log.info("quality of version %d in %.2f s: %s", version, time.monotonic() - began, text)
 
 
-def _host(samples: Tensor) -> Tensor:
-    return samples.float().cpu().contiguous()
+def _fitting(shown: State) -> State:
+    """Samples, (num, …), on the CPU: in fp16, and as many of all, as there is room for."""
+    num = min((NUM_SAMPLES, *map(len, shown.values())))
+    most = max((value[:1].numel() for value in shown.values()), default=0)
+    dtype = torch.float32 if num * most * 4 <= MOST_SHOWN_BYTES else torch.float16
+    if num * most * dtype.itemsize > MOST_SHOWN_BYTES:
+        num = MOST_SHOWN_BYTES // (most * dtype.itemsize)
+    if shown and not num:
+        log.warning("samples of %d numbers each are too large to be sent and shown", most)
+        return {}
+    return {name: value[:num].to("cpu", dtype).contiguous() for name, value in shown.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import grpc
 import pytest
 
@@ -14,8 +16,9 @@ from fedwan.errors import (
     SessionLost,
 )
 from fedwan.link import rpc
-from fedwan.link.rpc import LONGEST_WAIT_S, Patience, code_of
-from tests.planes import Failure
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.rpc import LONGEST_WAIT_S, MAX_MESSAGE_BYTES, Patience, code_of
+from tests.planes import RUN, Bench, Failure, joined
 
 Code = grpc.StatusCode
 DAMAGED = "chunk at 0 was damaged on the way"
@@ -60,6 +63,12 @@ def test_what_cannot_pass_is_raised_at_once_and_damage_after_three_attempts(
     with pytest.raises(expected, match=text):
         tries.failed(Failure(code, text))
     assert len(slept) == times
+
+
+def test_a_message_that_is_too_large_is_not_sent_again(tmp_path: Path, identities: Path) -> None:
+    report = wire.QualityReport(run_id=RUN, figures_json="{}", samples=bytes(MAX_MESSAGE_BYTES))
+    with joined(Bench(tmp_path), identities) as link, pytest.raises(PayloadError, match="too much"):
+        link.report(report)
 
 
 def test_a_disk_that_is_full_at_the_coordinator_is_waited_for(slept: list[float]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +23,7 @@ from fedwan.site.joining import Alone
 from fedwan.site.site import Site
 from fedwan.state import State
 from tests.site.support import Batches, asked, network
-from tests.support import same_bits
+from tests.support import WrappedLink, same_bits
 
 STEPS = 12
 PLAIN = {  # outer steps that take the mean of one site's weights for the new ones
@@ -552,3 +553,39 @@ def test_a_loop_by_hand_hears_the_coordinator_after_each_step(
     monkeypatch.setattr(Site, "_listen", noted)
     simulate(asked("steps=16", "h=16"), tmp_path, train=train)
     assert {*heard} >= {*range(1, 17)}
+
+
+@pytest.mark.parametrize(
+    ("shape", "num", "dtype"),
+    [
+        ((3, 32, 32), 64, torch.float32),
+        ((3, 256, 256), 32, torch.float16),
+        ((3, 1024, 1024), 2, torch.float16),
+        ((3, 2048, 2048), 0, torch.float16),
+    ],
+    ids=str,
+)
+def test_of_large_samples_as_many_are_shown_as_a_message_has_room_for(
+    shape: tuple[int, ...], num: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    told: list[State] = []
+
+    class Listening(WrappedLink):
+        def report(self, report: wire.QualityReport) -> None:
+            told.append(safetensors.torch.load(report.samples))
+            self._inner.report(report)
+
+    def train(_: object) -> None:
+        trainer = Trainer("sgd")
+        with trainer.join(
+            evaluate=lambda seed: {"fd": 1.0, "real": torch.zeros(()).expand(70, *shape)},
+            sample=lambda count, seed: torch.ones(()).expand(count, *shape),
+        ) as site:
+            for _ in site:
+                trainer.step()
+
+    config = asked("steps=4", *PLAIN["local_sgd"].split(), "h=4", "eval.first=false")
+    simulate(config, tmp_path, train=train, wrap=lambda _, link: Listening(link))
+    (shown,) = told
+    found = [(*value.shape, value.dtype) for value in shown.values()]
+    assert found == [(num, *shape, dtype)] * (2 if num else 0)
