@@ -36,8 +36,8 @@ _MOST_BINS = 1 << 12
 _TAKEN = frozenset({"kind", "t", "version", "step", "site"})
 """What a record of quality holds besides the figures."""
 _SIDES = range(1, 1 << 24)
-_DTYPES = {"generated": "F32", "real": "F32", "moments:counts": "I64"}
-_DTYPES |= {"moments:means": "F64", "moments:covariances": "F64"}
+_DTYPES = dict.fromkeys(("generated", "real"), ("F32", "F16"))
+_DTYPES |= {"moments:counts": ("I64",), "moments:means": ("F64",), "moments:covariances": ("F64",)}
 
 
 class Report(NamedTuple):
@@ -151,7 +151,7 @@ def _check_samples(data: bytes) -> None:
         raise PayloadError(f"a report's samples cannot be taken: {error}") from None
     for name, row in found:
         dtype, shape = row["dtype"], row["shape"]
-        if _DTYPES.get(name) != dtype:
+        if dtype not in _DTYPES.get(name, ()):
             raise PayloadError(f"a report's samples hold {name[:40]!r} of dtype {dtype!r}")
         if len(shape) > 7 or not all(side in _SIDES for side in shape):
             raise PayloadError(f"a report's samples {name!r} are of shape {shape}")

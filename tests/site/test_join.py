@@ -585,7 +585,8 @@ def test_of_large_samples_as_many_are_shown_as_a_message_has_room_for(
                 trainer.step()
 
     config = asked("steps=4", *PLAIN["local_sgd"].split(), "h=4", "eval.first=false")
-    simulate(config, tmp_path, train=train, wrap=lambda _, link: Listening(link))
+    ran = simulate(config, tmp_path, train=train, wrap=lambda _, link: Listening(link))
     (shown,) = told
+    assert ran.totals.quality["fd"] == 1.0  # else the report was refused
     found = [(*value.shape, value.dtype) for value in shown.values()]
     assert found == [(num, *shape, dtype)] * (2 if num else 0)
