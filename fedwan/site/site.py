@@ -442,14 +442,17 @@ class Site:
             log.info("quality of version %d in %.2f s: %s", version, time.monotonic() - began, text)
 
 
+def num_shown(num_values: int) -> int:
+    """How many samples of so many numbers there is room for in a picture."""
+    return min(NUM_SAMPLES, MOST_SHOWN_BYTES // (2 * max(1, num_values)))
+
+
 def _fitting(shown: State) -> State:
-    """Samples, (num, …), on the CPU: in fp16, and as many of all, as there is room for."""
-    num = min((NUM_SAMPLES, *map(len, shown.values())))
+    """Samples, (num, …), on the CPU: as many of all as there is room for, in fp16 if it helps."""
     most = max((value[:1].numel() for value in shown.values()), default=0)
-    dtype = torch.float32 if num * most * 4 <= MOST_SHOWN_BYTES else torch.float16
-    if num * most * dtype.itemsize > MOST_SHOWN_BYTES:
-        num = MOST_SHOWN_BYTES // (most * dtype.itemsize)
+    num = min((num_shown(most), *map(len, shown.values())))
     if shown and not num:
         log.warning("samples of %d numbers each are too large to be sent and shown", most)
         return {}
+    dtype = torch.float32 if num * most * 4 <= MOST_SHOWN_BYTES else torch.float16
     return {name: value[:num].to("cpu", dtype).contiguous() for name, value in shown.items()}
