@@ -302,5 +302,5 @@ def invalid(config: Any) -> Iterator[str]:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         default = NOT_NEGATIVE if is_number else None
         valid = section.__dataclass_fields__[leaf].metadata.get("valid", default)
-        if valid is not None and (fault := valid(value)):
+        if valid is not None and value is not None and (fault := valid(value)):
             yield f"{key} = {value!r} {fault}"

@@ -207,11 +207,12 @@ def resolve(config: Config) -> Config:
     faults.tell()
     # Imported here: these need torch, which the command line does without until it has recipes.
     from fedwan.recipes import check_built, require_followed, require_script, resolve_strategy
+    from fedwan.uses import fill
 
     if workload is None:
         faults.tell()
         require_script(strategy, config)
-        config.data.batch = config.data.batch or 1
+        fill(config, {"data.batch": 1, "eval.every": 200}, {})
         return merge(config)
     from fedwan.workloads.settings import resolve_page
 

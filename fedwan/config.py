@@ -247,12 +247,14 @@ class CheckpointConfig:
 class EvalConfig:
     """Quality of the EMA weights while training."""
 
-    every: int = 200
-    """Steps between two evaluations; 0 evaluates only before and after training."""
+    every: int | None = None
+    """Steps between two evaluations; 0 evaluates only before and after training, null takes the
+    recipe's own, 200 for most."""
     first: bool = True
     """Whether the initial weights are evaluated, too."""
-    num: int = setting(0, span(2, or_zero=True))
-    """Held-out samples that the weights are measured on; 0 takes all."""
+    num: int | None = setting(None, span(2, or_zero=True))
+    """Held-out samples that the weights are measured on; 0 takes all, null the recipe's own, all
+    for most."""
     features: str = ""
     """Network that images are seen through: the path, at the coordinator and at every site, of a
     TorchScript file (such as Inception's) or of a transformers vision model's folder."""

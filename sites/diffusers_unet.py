@@ -45,6 +45,8 @@ USES = (
 DEFAULTS = {
     "data.batch": 32,
     "steps": 4000,
+    "eval.every": 1000,  # samples cost dozens of passes
+    "eval.num": 256,
     "inner.*": lambda config, kind: InnerConfig(
         name="adamw", lr=1e-4 if config.model["path"] else 1e-3
     ),

@@ -53,6 +53,10 @@ USES = (
 DEFAULTS = {
     "data.batch": 8,
     "steps": 2000,
+    # A picture costs as many passes as six steps: of all held-out ones a run would take longer to
+    # measure than to train.
+    "eval.every": 1000,
+    "eval.num": 16,
     "inner.*": lambda config, kind: InnerConfig(
         name="adamw", lr=1e-4 if config.model["lora"] else 1e-5
     ),

@@ -379,7 +379,9 @@ class CoordinatedRun:
     def _after_version(self, model: GlobalModel, before: int) -> None:
         rounds, config = self.hub.rounds, self.config
         now = rounds.progress
-        if rounds.is_done or _crosses(-(-config.eval.every // self._strategy.h), before, now):
+        if rounds.is_done or _crosses(
+            -(-(config.eval.every or 0) // self._strategy.h), before, now
+        ):
             self._quality.ask()
         if _crosses(config.checkpoint.every, before, now):
             self.checkpoint(model)

@@ -80,7 +80,7 @@ def train(
         member.show_samples or shard.public or not getattr(workload, "samples_from_inputs", False)
     )
 
-    real = _held_out(shard, config.eval.num)
+    real = _held_out(shard, config.eval.num or 0)
 
     def evaluate(seed: int) -> Mapping[str, Any]:
         # What the site trained by; common data are of all sites.

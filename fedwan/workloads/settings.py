@@ -27,7 +27,10 @@ OPTIONAL = (
     *("data.labels", "inner.*.name=own", "privacy.epsilon"),
 )
 """Settings that some workloads do not follow."""
-_DEFAULTS: Mapping[str, Any] = {"data.batch": 32, "steps": 2000, "inner.*": InnerConfig()}
+_DEFAULTS: Mapping[str, Any] = {
+    **{"data.batch": 32, "steps": 2000, "inner.*": InnerConfig()},
+    **{"eval.every": 200, "eval.num": 0},
+}
 _NoModel = dataclasses.make_dataclass("_NoModel", [])
 
 
