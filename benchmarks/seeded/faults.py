@@ -127,12 +127,15 @@ class Disk:
 
 
 def tear_journal(folder: Path, random: Random) -> None:
-    """The coordinator died: of what it wrote after it last synchronised, some bytes are left."""
+    """The coordinator died: of what it wrote after it last synchronised, some bytes are left.
+
+    A start that died before it wrote anything leaves the last line as torn as it was.
+    """
     path = folder / JOURNAL
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     size = sum(map(len, lines))
     loose = 0
-    while lines and json.loads(lines[-1])["event"] not in DURABLE:
+    while lines and not (lines[-1].endswith(b"\n") and json.loads(lines[-1])["event"] in DURABLE):
         loose += len(lines.pop())
     if loose:
         os.truncate(path, size - random.randrange(loose + 1))

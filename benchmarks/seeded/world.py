@@ -223,6 +223,7 @@ class World:
                 self.invariants.has_decided = True
 
         folder = self.folder / "coordinator"
+        tear_journal(folder, self._tears)  # before the run reads from it what was decided
         checkpoint = folder / "checkpoint" / CHECKPOINT
         is_new = not checkpoint.exists()
         if is_new and self.kernel.now:
@@ -239,7 +240,6 @@ class World:
             decided = self._decided.get(name, "in").replace("admitted", "in")
             if entry.standing != decided:
                 self.violated(f"{name} was {decided}, and is {entry.standing}")
-        tear_journal(folder, self._tears)
         dump(self.config, folder / "config.yaml")
         recorder = Recorder(folder, None if is_new else (version, held))
         recorder.write(run.opening())

@@ -131,7 +131,9 @@ class CoordinatedRun:
             ) from None
         self.hub.agreement.agreed = claim
         for verb, site, has_joined in decisions(self._folder / JOURNAL):
-            if not self._registry.objection(verb, site):
+            # What could be decided then holds, whatever the registry would object to now. But the
+            # run's file may not have the site any more.
+            if site in self._registry.sites:
                 self.hub.decide(verb, site, has_begun=not has_joined)
         self._settle(claim)
         self._resumed = model = GlobalModel.load(folder, self._strategy, self.config)

@@ -2,7 +2,7 @@
 
 The operator may have a site leave. One that is drained leaves once what it was sending is here or
 is not coming any more; one that is ejected is out at once. Nobody waits for a site that is admitted
-again before it joins.
+again before it joins, unless the run needs it.
 """
 
 from __future__ import annotations
@@ -207,8 +207,15 @@ class Registry:
         return [n for n, site in self.sites.items() if site.standing in ("in", "draining")]
 
     def awaited(self) -> list[str]:
-        """Sites that rounds wait for."""
-        return [name for name in self.admitted() if self.sites[name].is_awaited]
+        """Sites that rounds wait for.
+
+        Those that have joined, or all others too if the run needs them: a coordinator that starts
+        again takes a site whose drain was taken back for one that has yet to join, and a round that
+        waits for nobody would close with nothing.
+        """
+        admitted = self.admitted()
+        joined = [name for name in admitted if self.sites[name].is_awaited]
+        return next((n for n in (joined, admitted) if len(n) >= self.least), [*self.sites])
 
     def objection(self, verb: Verb, name: str) -> str:
         """Why a decision cannot be; nothing if it can."""

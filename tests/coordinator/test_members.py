@@ -16,6 +16,7 @@ import pytest
 from fedwan.config import Config
 from fedwan.coordinator import control, members
 from fedwan.coordinator.records import Totals
+from fedwan.coordinator.run import CoordinatedRun
 from fedwan.errors import ConfigError, SiteDrained, SiteEjected, UserError
 from fedwan.link import wire_pb2 as wire
 from fedwan.output.board import waiting_text
@@ -31,6 +32,7 @@ from tests.planes import (
     serving,
     update_request,
 )
+from tests.support import run_tiny, tiny_config
 
 
 class Desk:
@@ -217,3 +219,19 @@ def test_decisions_outlive_the_coordinator_and_damage_to_the_journal(tmp_path: P
     (tmp_path / "journal.jsonl").write_text("\n".join([*lines[:2], '{"event": "eje', *lines[2:]]))
     found = list(members.decisions(tmp_path / "journal.jsonl"))
     assert found == [("drain", "s1", True), ("eject", "s2", False), ("admit", "s1", False)]
+
+
+def test_a_coordinator_that_starts_again_does_not_judge_decisions_anew(tmp_path: Path) -> None:
+    config = tiny_config(sites=3, steps=2)
+    run_tiny(tmp_path, config)
+    # The drain of s1 was taken back while s1 was still sending: it never left, and did not join
+    # anew. So the others could be drained; s9 while the run still had it.
+    rows = [("drained", "s1"), ("admitted", "s1")]
+    rows += [("drained", name) for name in ("s2", "s9", "s3")]
+    with (tmp_path / "journal.jsonl").open("a") as journal:
+        journal.writelines(json.dumps({"event": e, "site": s}) + "\n" for e, s in rows)
+    run = CoordinatedRun(config, "again", tmp_path, lambda row: None, lambda *_: None)
+    run.resume()
+    registry = run.hub.registry
+    standings = [site.standing for site in registry.sites.values()]
+    assert standings == ["in", "drained", "drained"] and registry.awaited() == ["s1"]

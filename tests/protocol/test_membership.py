@@ -68,6 +68,21 @@ def test_what_cannot_be_decided_is_said_in_one_line(registry: Registry) -> None:
     assert registry.objection("eject", "s3") == ""
 
 
+@pytest.mark.parametrize("least", [1, 2])
+def test_rounds_wait_for_as_many_sites_as_the_run_needs(registry: Registry, least: int) -> None:
+    registry.least = least
+    for name in ("s1", "s2"):
+        registry.decide("drain", name, (), True)
+    registry.release(())
+    registry.decide("admit", "s1", (), True)
+    expected = [["s3"], ["s1", "s3"]]
+    assert registry.awaited() == expected[least - 1], "s1 has not joined yet"
+    registry.decide("drain", "s3", (), True)
+    registry.release(())
+    expected = [["s1"], ["s1", "s2", "s3"]]
+    assert registry.awaited() == expected[least - 1], "a round of nobody would close with nothing"
+
+
 def verdict(rounds: Rounds[Sent, Update]) -> tuple[str, list[str]]:
     said, merges = rounds.advance(1.0, 3)
     return said, [merge.key.site for merge in merges]
