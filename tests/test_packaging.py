@@ -123,7 +123,8 @@ def test_an_installed_fedwan_trains_samples_and_exports_in_an_empty_folder(
         time.sleep(0.2)
     assert demo.returncode == 0, (folder / "log").read_text()
     # It meets its processes in a file, and opens no store on TCP beside that.
-    assert list(torchruns.values()) == [set()]
+    # A process that it is starting looks like it for a moment.
+    assert torchruns and not set().union(*torchruns.values())
     run(*fedwan_words, "sample", "runs/demo", "--num=4", "--seed=3", "--out=x.png")
     assert (folder / "x.png").stat().st_size > 1000
     run(*fedwan_words, "export", "runs/demo", "--to", "safetensors", "weights")

@@ -26,7 +26,8 @@ KEPT = ("model.spectral_norm=true", "network.generator.exclude=['*.bias']")
 def become_a_script(run: Path) -> None:
     path = run / "config.yaml"
     text = path.read_text().replace("workload: gan", "workload: command")
-    path.write_text(text.replace("name: ring8", "name: digits"))
+    text = text.replace("name: ring8", "name: digits").replace("  num: 0\n", "")
+    path.write_text(text)
     assert load_config(path).workload == "command"
 
 
