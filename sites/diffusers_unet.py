@@ -22,7 +22,7 @@ from fedwan.data import num_labels, source_of
 from fedwan.errors import ConfigError
 from fedwan.extras import require
 from fedwan.files import absolute_path
-from fedwan.models.layers import clamp_images
+from fedwan.models.layers import at_once, clamp_images
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads import flow
@@ -51,8 +51,8 @@ DEFAULTS = {
         name="adamw", lr=1e-4 if config.model["path"] else 1e-3
     ),
 }
-AT_ONCE = 256
-"""Samples that are made together."""
+AT_ONCE, MOST_PIXELS = 256, 1 << 20
+"""Samples that are made together: 256 of 64x64, 16 of 256x256."""
 
 
 @dataclass
@@ -222,8 +222,8 @@ class Diffusion(Simple):
         """See `Descent`."""
         noise = torch.Generator().manual_seed(derive_seed(seed, "sample"))
         noises = torch.randn(len(labels), *self.parts.shape, generator=noise).to(self.device)
-        made = []
-        for x, y in zip(noises.split(AT_ONCE), labels.split(AT_ONCE), strict=True):
+        made, num = [], min(AT_ONCE, at_once(self.parts.shape, MOST_PIXELS))
+        for x, y in zip(noises.split(num), labels.split(num), strict=True):
             predict = partial(self._predict, labels=y.to(self.device))
             made.append(self._denoising.sample(predict, x, self.parts.model.sampling_steps))
         return clamp_images(torch.cat(made))

@@ -174,8 +174,8 @@ class Flow(Simple):
         sigmas = flow.flow_sigmas(self.model.euler_steps, self.model.shift).to(self.device)
         told = (self.num_classes, self.model.guidance)
         network, solver = self.networks["velocity"], flow.EulerSolver(sigmas)
-        velocity = partial(forward_drawn, network, draw_experts(network, labels, seed))
-        return flow.sample_flow(velocity, solver, self.shape, labels, seed, *told)
+        velocity, drawn = partial(forward_drawn, network), draw_experts(network, labels, seed)
+        return flow.sample_flow(velocity, solver, self.shape, labels, seed, *told, drawn)
 
     def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
         """See `fedwan.workloads.base.Examinable`: has the network learnt its shard by heart?"""

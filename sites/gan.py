@@ -20,7 +20,7 @@ from fedwan.data import num_labels, source_of
 from fedwan.errors import ConfigError
 from fedwan.models.experts import build_experts, draw_experts, forward_drawn
 from fedwan.models.gan import SIDES, build_discriminator, build_generator, normalize_spectra
-from fedwan.models.layers import clamp_images
+from fedwan.models.layers import at_once, clamp_images
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads.adversarial import LOSSES, GanLoss, gradient_penalty
@@ -32,8 +32,6 @@ NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator":
 HAS_EXPERTS = True
 
 _LR, _LR_DEEP = 3e-3, 3e-4  # at 32 pixels a side 3e-3 diverges within 200 steps
-_MOST_PIXELS = 1 << 22
-"""Of images that are made at once where they are not trained on: 65,536 of 8x8, 64 of 256x256."""
 
 
 @dataclass
@@ -199,10 +197,9 @@ class Gan(Descent):
         """See `Descent`."""
         num = len(labels)
         latents = self._latents(num, torch.Generator().manual_seed(derive_seed(seed, "sample")))
-        at_once = max(1, _MOST_PIXELS // self.shape[-1] ** 2)
         generator = self.networks["generator"]
         told = (draw_experts(generator, labels, seed), latents, labels.to(self.device))
-        parts = zip(*(tensor.split(at_once) for tensor in told), strict=True)
+        parts = zip(*(tensor.split(at_once(self.shape)) for tensor in told), strict=True)
         return torch.cat([clamp_images(forward_drawn(generator, *part)) for part in parts])
 
     def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:

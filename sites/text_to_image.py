@@ -29,7 +29,7 @@ from fedwan.data import FILE_NAMES, Shard, source_of
 from fedwan.errors import ConfigError
 from fedwan.extras import require
 from fedwan.files import absolute_path
-from fedwan.models.layers import clamp_images
+from fedwan.models.layers import at_once, clamp_images
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads.base import Batch, NetworkKind
@@ -61,7 +61,7 @@ DEFAULTS = {
         name="adamw", lr=1e-4 if config.model["lora"] else 1e-5
     ),
 }
-AT_ONCE = 16
+AT_ONCE, MOST_PIXELS = 16, 1 << 20
 """Pictures that are encoded, made or decoded together."""
 _NOTE = "made_of.json"
 _README = """\
@@ -241,12 +241,19 @@ class TextToImage(Simple):
 
     def _latents(self, pictures: Tensor) -> Tensor:
         """Means of the VAE's distribution, scaled, (batch, channels, side, side), on the CPU."""
-        found = self._vae.encode(pictures.to(self.device)).latent_dist.mode()
-        return ((found - self.folder.shift) * self.folder.scale).cpu()  # type: ignore[no-any-return]
+        parts = pictures.to(self.device).split(self._pictures_at_once)
+        found = torch.cat([self._vae.encode(part).latent_dist.mode() for part in parts])
+        return ((found - self.folder.shift) * self.folder.scale).cpu()
 
     def _pictures(self, latents: Tensor) -> Tensor:
         values = latents / self.folder.scale + self.folder.shift
-        return clamp_images(self._vae.decode(values).sample)
+        parts = values.split(self._pictures_at_once)
+        return clamp_images(torch.cat([self._vae.decode(part).sample for part in parts]))
+
+    @property
+    def _pictures_at_once(self) -> int:
+        # The VAE's layers are as large as pictures, the denoiser's only as latents.
+        return at_once((self._side, self._side), MOST_PIXELS)
 
     def _of(self, numbers: Tensor) -> Told:
         """What the denoiser is told of captions by number, (batch,) int64."""

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from fedwan.data import find_source
 from fedwan.errors import CheckpointError
+from fedwan.models.layers import at_once
 from fedwan.rng import derive_seed, seeded_init
 from fedwan.state import clone, hash_state, read_tensors, write_tensors
 from fedwan.workloads.base import Batch
@@ -138,7 +139,7 @@ def see_images(images: Tensor) -> Tensor:
     """Mean response of each random filter, (N, 64), to images (N, 1 or 3, height, width)."""
     parts: list[Tensor] = []
     with one_thread():
-        for chunk in torch.split(images.detach(), _CHUNK):
+        for chunk in torch.split(images.detach(), min(_CHUNK, at_once(images.shape))):
             x, means = chunk.to("cpu", torch.float32).expand(-1, 3, -1, -1), []
             for layer in _random_layers():
                 x = functional.leaky_relu(layer(x), _SLOPE)

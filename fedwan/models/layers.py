@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor, nn
@@ -11,6 +13,8 @@ DenseCut = Literal["columns", "rows", "gathered"]
 leaves a process its part of the outputs, `rows` takes such parts for its inputs; after `gathered`,
 cut by outputs too, all processes have all of them. Layers without one are whole everywhere."""
 _LEAK = 0.01
+MOST_PIXELS = 1 << 22
+"""Of images that are made at once where they are not trained on: 65,536 of 8x8, 64 of 256x256."""
 
 
 class LeakyTanh(nn.Module):
@@ -24,6 +28,11 @@ class LeakyTanh(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         """Values that pass ±1 only slowly."""
         return h.tanh() + _LEAK * h
+
+
+def at_once(image: Sequence[int], most_pixels: int = MOST_PIXELS) -> int:
+    """How many images of a shape, (…, height, width), to make or see together; 1 at least."""
+    return max(1, most_pixels // math.prod(image[-2:]))
 
 
 def clamp_images(x: Tensor) -> Tensor:

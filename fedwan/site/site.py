@@ -36,6 +36,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
 from fedwan.link.client import HEARTBEAT_S
 from fedwan.link.tls import Identity
+from fedwan.protocol.limits import MOST_FIGURES
 from fedwan.rng import derive_seed, lent_generators
 from fedwan.site.assignment import Outcome, tell_welcome
 from fedwan.site.checkpoint import SiteCheckpoints, Stateful
@@ -432,6 +433,9 @@ class Site:
             shown |= add_prefix("moments", moments)
         # Tensors of one value, and NumPy's, as numbers.
         plain = {k: v.item() if hasattr(v, "item") else v for k, v in figures.items()}
+        if len(plain) > MOST_FIGURES:
+            log.warning("of %d figures the first %d are sent", len(plain), MOST_FIGURES)
+            plain = dict(list(plain.items())[:MOST_FIGURES])
         text = json.dumps(plain)
         if self._group.rank == 0:
             try:

@@ -25,11 +25,12 @@ neighbouring levels of the teacher's path:
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from fedwan.models.layers import clamp_images
+from fedwan.models.layers import at_once, clamp_images
 from fedwan.rng import derive_seed
 
 TIMES = ("logit_normal", "uniform")
@@ -154,17 +155,23 @@ def sample_flow(
     seed: int,
     num_classes: int = 0,
     guidance: float = 1.0,
+    drawn: Tensor | None = None,
 ) -> Tensor:
     """Samples from fixed noise, the same for all networks, (num, *shape); images within [-1, 1].
 
-    With `num_classes` the `velocity` is told `labels`, (num,) int64, too.
+    With `num_classes` the `velocity` is told `labels`, (num,) int64, too; where there are any,
+    those of `drawn`, (num,), before all else. Large images are made in parts, as there is room.
     """
     device = solver.sigmas.device
     generator = torch.Generator().manual_seed(derive_seed(seed, "sample"))
     noise = torch.randn(len(labels), *shape, generator=generator).to(device)
-    if num_classes:
-        velocity = guide(velocity, labels.to(device), num_classes, guidance)
-    return clamp_images(solver.sample(velocity, noise))
+    made = []
+    for part in torch.split(torch.arange(len(labels)), at_once(shape)):
+        told = velocity if drawn is None else partial(velocity, drawn[part])
+        if num_classes:
+            told = guide(told, labels[part].to(device), num_classes, guidance)
+        made.append(solver.sample(told, noise[part.to(device)]))
+    return clamp_images(torch.cat(made))
 
 
 class Phases:

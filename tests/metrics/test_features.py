@@ -103,3 +103,12 @@ def test_random_features_are_as_many_of_any_size_alive_and_always_the_same() -> 
     assert torch.equal(see_images(images), seen)
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.testing.assert_close(seen[65:66], see_images(images[65:66]))
+
+
+def test_random_features_of_large_images_are_seen_in_smaller_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images = torch.rand(5, 3, 16, 16) * 2 - 1
+    whole = see_images(images)
+    monkeypatch.setattr(module, "at_once", lambda shape: 2)
+    torch.testing.assert_close(see_images(images), whole)

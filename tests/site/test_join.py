@@ -191,6 +191,18 @@ def test_evaluation_leaves_the_scripts_generators_alone(tmp_path: Path) -> None:
     assert often == draws(tmp_path / "b", "eval.every=0")
 
 
+def test_of_many_figures_the_first_are_taken(tmp_path: Path) -> None:
+    def train(_: object) -> None:
+        trainer = Trainer("sgd")
+        figures = {"fd": 1.0} | {f"fd_of_class_{n}": float(n) for n in range(100)}
+        with trainer.join(evaluate=lambda seed: figures) as site:
+            for _ in site:
+                trainer.step(site.reduce)
+
+    quality = simulate(asked("steps=4", "sites=1", "h=4"), tmp_path, train=train).totals.quality
+    assert quality["fd"] == 1.0 and "fd_of_class_62" in quality and "fd_of_class_63" not in quality
+
+
 class InOneProcess(nn.parallel.DistributedDataParallel):
     def __init__(self, module: Any) -> None:
         nn.Module.__init__(self)

@@ -85,6 +85,16 @@ def test_a_transformer_learns_a_flow_and_is_told_classes(tmp_path: Path) -> None
     assert scheduler.config.shift == 2.0
 
 
+def test_large_pictures_are_made_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, asked = Run(diffusers_unet, config(pipeline(tmp_path))), []
+    network = run.workload.networks["denoiser"]
+    network.register_forward_pre_hook(lambda module, args: asked.append(len(args[0])))
+    whole = run.workload.sample(5, seed=0)
+    monkeypatch.setattr(diffusers_unet, "MOST_PIXELS", 2 * 8 * 8)
+    torch.testing.assert_close(run.workload.sample(5, seed=0), whole)
+    assert asked == [5] * 3 + [2] * 6 + [1] * 3
+
+
 def test_a_pipeline_that_is_exported_makes_the_same_samples(tmp_path: Path) -> None:
     run = Run(diffusers_unet, config(pipeline(tmp_path / "in")))
     run.step(2)

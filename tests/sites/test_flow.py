@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedwan.config import Config, DataConfig, InnerConfig
+from fedwan.workloads import flow as of_flow
 from sites import flow
 from tests.sites.support import DIT, Run, refused
 
@@ -55,6 +56,18 @@ def test_guidance_asks_for_both_classes_and_changes_the_samples() -> None:
         assert [len(labels) for labels in asked.labels] == [size] * 3
         assert torch.equal(asked.labels[0][6:], torch.full((size - 6,), 10))
     assert not torch.equal(samples[1.0], samples[3.0])
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_large_pictures_are_made_in_parts(guidance: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(flow, config(guidance=guidance, euler_steps=2))
+    run.step(4)
+    whole = run.workload.sample(7, seed=0)
+    monkeypatch.setattr(of_flow, "at_once", lambda shape: 3)
+    asked = Asked(run)
+    torch.testing.assert_close(run.workload.sample(7, seed=0), whole)
+    times = 1 if guidance == 1 else 2
+    assert [len(labels) for labels in asked.labels] == [times * n for n in (3, 3, 3, 3, 1, 1)]
 
 
 def test_it_learns_the_ring_in_seconds() -> None:

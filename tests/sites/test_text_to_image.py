@@ -120,6 +120,19 @@ def test_pictures_and_captions_are_encoded_once(
     assert set(first.workload.evaluate(first.shard.held_out, 0)) >= {"fd", "fd_floor", "moments"}
 
 
+def test_the_vae_takes_large_pictures_in_parts(
+    pipeline: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+        run = Trained(config(pipeline, pictures), folder, steps=0)
+        latents = np.load(folder / "encoded" / "latents.npy")
+        return torch.from_numpy(latents), run.workload.sample(3, 0)
+
+    whole = made(tmp_path / "whole")
+    monkeypatch.setattr(text_to_image, "MOST_PIXELS", 2 * 16 * 16)
+    torch.testing.assert_close(made(tmp_path / "parts"), whole)
+
+
 def test_what_was_encoded_of_other_settings_or_data_is_encoded_anew(
     pipeline: Path, pictures: Path, tmp_path: Path
 ) -> None:
