@@ -40,6 +40,8 @@ _LEAST = 8
 """Half of them to train on, half to judge by."""
 _LEAST_HELD_OUT, _MOST_HELD_OUT = 12, 512
 """They are held in memory and measured at every evaluation: 400 MB at 256 x 256."""
+_MOST_HELD_BYTES = 512 << 20
+"""Of those that are held, in their order; of larger pictures they are fewer."""
 _ALL_READ, _NUM_READ = 256, 32
 """Before a run: so many are all read, of more some."""
 _OWN_LINES = 3
@@ -74,6 +76,11 @@ class Transform(NamedTuple):
     """Two images lie side by side in one; each becomes a square, whatever its shape."""
     swapped: bool = False
     """Of pairs: the left half is made from the right one, not the right from the left."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what is made of an image."""
+        return 4 * 3 * (1 + self.pairs) * self.size**2
 
     def apply(self, data: bytes) -> Tensor:
         """RGB, (3, size, size) float32 in [-1, 1]; of pairs 6 channels, the input's first.
@@ -285,6 +292,7 @@ def _held_out(files: Files) -> Any:
     # In no order, so that the first few are of all folders.
     generator = torch.Generator().manual_seed(derive_seed("files", "held out"))
     chosen = chosen[torch.randperm(len(chosen), generator=generator)]
+    chosen = chosen[: max(_LEAST_HELD_OUT, _MOST_HELD_BYTES // files.transform.num_bytes)]
     samples = list(files.samples(chosen.tolist()))
     if len(samples) < 2:
         raise ConfigError(

@@ -26,7 +26,7 @@ from fedwan.site.assignment import VARIABLE, meeting_folder
 from fedwan.site.checkpoint import Stateful
 from fedwan.site.group import Group, open_group
 from fedwan.site.joining import end_in_a_line, given_membership
-from fedwan.site.site import Membership, Script, Site, num_shown
+from fedwan.site.site import Membership, Script, Site
 from fedwan.site.vitals import Vitals
 from fedwan.weights import load_initial
 from fedwan.workloads.base import NetworkKind, Workload
@@ -88,11 +88,6 @@ def train(
         figures = dict(workload.evaluate(told, seed))
         return figures | ({"real": first_leaf(real)} if shard.public else {})
 
-    def sample(num: int, seed: int) -> Tensor:
-        # No more are made than are shown: large ones take long.
-        most = num if real is None else num_shown(first_leaf(real)[:1].numel())
-        return workload.sample(max(1, min(num, most)), seed)
-
     # Of samples that other sites do not know, nothing leaves that was not made private.
     is_secret = privacy is not None and config.data.split == "own"
     state: dict[str, Stateful] = {"rng": rng, "data": loader, "kept": _Kept(workload)}
@@ -104,7 +99,7 @@ def train(
         kinds=kinds,
         state=state,
         evaluate=None if real is None or is_secret else evaluate,
-        sample=sample if may_show else None,
+        sample=workload.sample if may_show else None,
     )
     site = Site(member, script, group)
     h = site.strategy.h

@@ -145,6 +145,7 @@ class Site:
         self._place = Place(strategy, number, self.num_steps, *parts, self._masker)
         self._exchange = Exchange(self._place, self._listen)
         self._is_inside = False  # whether a step has begun and not ended
+        self._num_samples = 0  # in the picture, once the size of one is known
 
     # The story -----------------------------------------------------------------------------
 
@@ -424,7 +425,11 @@ class Site:
             if script.evaluate is not None:
                 figures = dict(script.evaluate(draws))
             if script.sample is not None:
-                shown["generated"] = script.sample(NUM_SAMPLES, config.seed)
+                # No more are made than are shown: large ones take long, and room.
+                if not self._num_samples:
+                    one = script.sample(1, config.seed)
+                    self._num_samples = max(1, _num_shown(one[:1].numel()))
+                shown["generated"] = script.sample(self._num_samples, config.seed)
         moments, real = figures.pop("moments", {}), figures.pop("real", None)
         if real is not None:
             shown["real"] = real
@@ -446,7 +451,7 @@ class Site:
             log.info("quality of version %d in %.2f s: %s", version, time.monotonic() - began, text)
 
 
-def num_shown(num_values: int) -> int:
+def _num_shown(num_values: int) -> int:
     """How many samples of so many numbers there is room for in a picture."""
     return min(NUM_SAMPLES, MOST_SHOWN_BYTES // (2 * max(1, num_values)))
 
@@ -454,7 +459,7 @@ def num_shown(num_values: int) -> int:
 def _fitting(shown: State) -> State:
     """Samples, (num, …), on the CPU: as many of all as there is room for, in fp16 if it helps."""
     most = max((value[:1].numel() for value in shown.values()), default=0)
-    num = min((num_shown(most), *map(len, shown.values())))
+    num = min((_num_shown(most), *map(len, shown.values())))
     if shown and not num:
         log.warning("samples of %d numbers each are too large to be sent and shown", most)
         return {}

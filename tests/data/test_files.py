@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from fedwan.config import DataConfig
-from fedwan.data import open_shard
+from fedwan.data import files, open_shard
 from fedwan.data.files import BadPicture, Transform, hold_out, open_files
 from fedwan.errors import ConfigError
 from fedwan.metrics import measure_quality, num_generated
@@ -153,6 +153,19 @@ def test_the_first_few_that_are_held_out_are_of_all_folders(tmp_path: Path) -> N
     assert len(y) == 24
     for half in y.chunk(2):
         assert 2 < int(half.sum()) < 10
+
+
+def test_of_large_pictures_fewer_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path, range(240), CLASSES)
+    held = []
+    for most in (512 << 20, 14 * 3 * 4 * 16 * 16, 0):
+        monkeypatch.setattr(files, "_MOST_HELD_BYTES", most)
+        files._open.cache_clear()
+        shard = open_one(config(tmp_path, classes="cat,dog"))
+        assert shard.num_samples == 240 - 24
+        held.append(shard.held_out.x)
+    assert [len(x) for x in held] == [24, 14, 12]
+    assert torch.equal(held[1], held[0][:14])
 
 
 def captioned(path: Path) -> None:

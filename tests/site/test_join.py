@@ -581,6 +581,11 @@ def test_of_large_samples_as_many_are_shown_as_a_message_has_room_for(
     shape: tuple[int, ...], num: int, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     told: list[State] = []
+    asked_for: list[int] = []
+
+    def sample(count: int, seed: int) -> Tensor:
+        asked_for.append(count)
+        return torch.ones(()).expand(count, *shape)
 
     class Listening(WrappedLink):
         def report(self, report: wire.QualityReport) -> None:
@@ -591,7 +596,7 @@ def test_of_large_samples_as_many_are_shown_as_a_message_has_room_for(
         trainer = Trainer("sgd")
         with trainer.join(
             evaluate=lambda seed: {"fd": 1.0, "real": torch.zeros(()).expand(70, *shape)},
-            sample=lambda count, seed: torch.ones(()).expand(count, *shape),
+            sample=sample,
         ) as site:
             for _ in site:
                 trainer.step()
@@ -600,5 +605,6 @@ def test_of_large_samples_as_many_are_shown_as_a_message_has_room_for(
     ran = simulate(config, tmp_path, train=train, wrap=lambda _, link: Listening(link))
     (shown,) = told
     assert ran.totals.quality["fd"] == 1.0  # else the report was refused
+    assert asked_for == [1, max(1, num)]
     found = [(*value.shape, value.dtype) for value in shown.values()]
     assert found == [(num, *shape, dtype)] * (2 if num else 0)
