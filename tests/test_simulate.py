@@ -160,7 +160,7 @@ def test_what_is_owed_survives_a_contribution_that_is_too_late_and_an_update_tha
             time.sleep(0.01)
             if member.name == "s3" and len(workload.batches) == 20:
                 # The others are well ahead, and not at the end.
-                eventually(lambda: min(len(one.batches) for one in others.values()) >= 40)
+                eventually(lambda: min(len(o.batches) for o in others.values()) >= 40, 30.0)
             return plain(*args)
 
         workload.step = step  # type: ignore[method-assign]

@@ -67,7 +67,8 @@ class Quality:
         with hub.changed:
             asked = hub.evaluation.choose(hub.live(), hub.rounds.latest)
             for site in asked:
-                hub.registry.tell(site, wire.CoordinatorSignal.EVALUATE)
+                version = hub.rounds.version
+                hub.registry.tell(site, wire.CoordinatorSignal.EVALUATE, version=version)
         return asked
 
     def take(self) -> None:

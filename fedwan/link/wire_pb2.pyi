@@ -128,7 +128,7 @@ class SiteSignal(_message.Message):
     def __init__(self, session: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class CoordinatorSignal(_message.Message):
-    __slots__ = ("kind", "text", "is_complete")
+    __slots__ = ("kind", "text", "is_complete", "version")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         HEARTBEAT: _ClassVar[CoordinatorSignal.Kind]
@@ -144,10 +144,12 @@ class CoordinatorSignal(_message.Message):
     KIND_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     kind: CoordinatorSignal.Kind
     text: str
     is_complete: bool
-    def __init__(self, kind: _Optional[_Union[CoordinatorSignal.Kind, str]] = ..., text: _Optional[str] = ..., is_complete: _Optional[bool] = ...) -> None: ...
+    version: int
+    def __init__(self, kind: _Optional[_Union[CoordinatorSignal.Kind, str]] = ..., text: _Optional[str] = ..., is_complete: _Optional[bool] = ..., version: _Optional[int] = ...) -> None: ...
 
 class UploadHeader(_message.Message):
     __slots__ = ("run_id", "session", "kind", "fragment", "version", "num_bytes", "checksum", "chunk_bytes", "bundle", "work")

@@ -89,6 +89,8 @@ class Outputs:
             f"H = {config.h} · seed {config.seed} · version {version}"
         )
         path = self._out / "samples.png"
+        if not data:  # there is no way to make any
+            return
         try:
             tensors = load_tensors(data)
             if "generated" in tensors:

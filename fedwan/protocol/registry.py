@@ -285,9 +285,11 @@ class Registry:
         kind: wire.CoordinatorSignal.Kind,
         text: str = "",
         is_complete: bool = False,
+        version: int = 0,
     ) -> None:
         """Say something to a site, until `settle` says that it was acted on."""
-        signal = wire.CoordinatorSignal(kind=kind, text=text, is_complete=is_complete)
+        of = wire.CoordinatorSignal
+        signal = of(kind=kind, text=text, is_complete=is_complete, version=version)
         self.sites[name].owed[kind] = signal
         self.sites[name].signals.put(signal)
 
@@ -300,13 +302,14 @@ class Registry:
         """
         site = self.find(name)
         is_first = version == 0 and name == self.opener
-        if not is_first and wire.CoordinatorSignal.EVALUATE not in site.owed:
+        asked = site.owed.get(wire.CoordinatorSignal.EVALUATE)
+        if not is_first and asked is None:
             if site.reported == version:
                 return False
             raise PayloadError(f"report on version {version}, for which nobody asked {name}")
         if is_first:
             self.opener = ""
-        else:
+        elif asked is not None and version >= asked.version:  # else it is asked once more
             self.settle(name, wire.CoordinatorSignal.EVALUATE)
         site.reported = version
         return True

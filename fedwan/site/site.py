@@ -376,8 +376,7 @@ class Site:
             wait_s = 0.0
             if signal.kind == kinds.EVALUATE:
                 with self.meter.aside():
-                    weights, header = self._stub.fetch_weights(wire.DownloadRequest.EMA)
-                    self._measure(weights, header.version)
+                    self._answer(signal.version)
             elif signal.kind == kinds.SEND_INITIAL:
                 self._open_run()
             elif signal.kind == kinds.STOP:
@@ -402,6 +401,14 @@ class Site:
         if self._exchange.expected_step < self.num_steps:
             self._leave(wire.Farewell(work=self.meter.work(0, Work(0, 0)), error=signal.text))
             raise RunStopped(f"the coordinator ended the run: {signal.text}")
+
+    def _answer(self, version: int) -> None:
+        """Hand in the quality of the present average, or at once that nothing can be measured."""
+        if self._script.evaluate is not None or self._script.sample is not None:
+            weights, header = self._stub.fetch_weights(wire.DownloadRequest.EMA)
+            self._measure(weights, header.version)
+        elif self._group.rank == 0:
+            self._stub.report(version, "{}", b"")
 
     def _open_run(self) -> None:
         """Send the initial weights, and measure them: what training starts from."""

@@ -608,3 +608,23 @@ def test_of_large_samples_as_many_are_shown_as_a_message_has_room_for(
     assert asked_for == [1, max(1, num)]
     found = [(*value.shape, value.dtype) for value in shown.values()]
     assert found == [(num, *shape, dtype)] * (2 if num else 0)
+
+
+def test_a_script_that_measures_nothing_fetches_nothing_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = GlobalModel.snapshot
+
+    def of_no_average(model: GlobalModel, kind: wire.DownloadRequest.Kind) -> Any:
+        assert kind != wire.DownloadRequest.EMA, "was fetched"
+        return snapshot(model, kind)
+
+    def train(_: object) -> None:
+        trainer = Trainer("sgd")
+        with trainer.join() as site:
+            for _ in site:
+                trainer.step()
+
+    monkeypatch.setattr(GlobalModel, "snapshot", of_no_average)
+    ran = simulate(asked("steps=8", "h=2", "eval.every=2"), tmp_path, train=train)
+    assert ran.totals.quality_version == 4 and ran.totals.quality == {}
