@@ -79,14 +79,14 @@ def first_leaf(batch: Any) -> Tensor:
 
 
 def _to_device(batch: Any, device: torch.device | str) -> Any:
-    """No GPU is waited for: what is queued for it is read from memory that stays where it is."""
-    if torch.device(device).type == "cpu":
-        return batch
     return tree_map_only(Tensor, lambda leaf: _moved(leaf, device), batch)
 
 
 def _moved(leaf: Tensor, device: torch.device | str) -> Tensor:
-    return leaf.pin_memory().to(device, non_blocking=True) if leaf.is_cpu else leaf.to(device)
+    if leaf.is_cpu and torch.device(device).type == "cuda":
+        # From memory that stays where it is, so that nobody waits for the GPU.
+        return leaf.pin_memory().to(device, non_blocking=True)
+    return leaf.to(device)
 
 
 def _replaced(batch: Any, name: str, value: Tensor) -> Any:
@@ -223,10 +223,9 @@ class Loader:
         self._taken = 0
         self._order: _Order | None = None
         if isinstance(dataset, InMemory):
-            dataset, workers = (
-                InMemory(tree_map_only(Tensor, lambda leaf: leaf.to(device), dataset.batch)),
-                0,
-            )
+            # As it is: pinned memory, once taken, is torch's to keep.
+            whole = tree_map_only(Tensor, lambda leaf: leaf.to(device), dataset.batch)
+            dataset, workers = InMemory(whole), 0
         self._workers = workers
         shared: dict[str, Any] = {
             "num_workers": workers,

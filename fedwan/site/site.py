@@ -403,12 +403,16 @@ class Site:
             raise RunStopped(f"the coordinator ended the run: {signal.text}")
 
     def _answer(self, version: int) -> None:
-        """Hand in the quality of the present average, or at once that nothing can be measured."""
-        if self._script.evaluate is not None or self._script.sample is not None:
+        """Hand in the quality of the present average; what measures nothing needs no weights."""
+        weights: State | None = None
+        if self._can_measure:
             weights, header = self._stub.fetch_weights(wire.DownloadRequest.EMA)
-            self._measure(weights, header.version)
-        elif self._group.rank == 0:
-            self._stub.report(version, "{}", b"")
+            version = header.version
+        self._measure(weights, version)
+
+    @property
+    def _can_measure(self) -> bool:
+        return self._script.evaluate is not None or self._script.sample is not None
 
     def _open_run(self) -> None:
         """Send the initial weights, and measure them: what training starts from."""
@@ -420,6 +424,10 @@ class Site:
 
     def _measure(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
         """Quality of some weights on held-out data, and samples from them, for the coordinator."""
+        if not self._can_measure:
+            if self._group.rank == 0:
+                self._stub.report(version, "{}", b"")
+            return
         began = time.monotonic()
         config, script, device = self.config, self._script, self._member.device
         # Sites that measure together do so on different samples.
