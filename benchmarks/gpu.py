@@ -123,7 +123,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 @cache
-def _pictures() -> dict[str, str]:
+def pictures() -> dict[str, str]:
     """Folders of 256 pictures of noise, and of 64 pairs: photographs' edges beside them."""
     rng, root = np.random.default_rng(0), Path(_folder().name)
     for name in ("images", "pairs"):
@@ -153,7 +153,7 @@ def photo_pairs(num: int, size: int) -> list[np.ndarray[Any, Any]]:
 
 
 def words_of(name: str, case: Case, is_quick: bool) -> list[str]:
-    words = [word.format(**_pictures()) for word in case.words]
+    words = [word.format(**pictures()) for word in case.words]
     network = case.quick_network if is_quick else case.network
     if is_quick:
         given = {word.partition("=")[0] for word in case.quick}
