@@ -4,7 +4,7 @@ Four recipes at full size with random weights, in bf16-mixed: pix2pix (photograp
 256, batch 1), DiT-B/2 and a `UNet2DModel` of diffusers, and a LoRA of rank 16 on a U-Net of SDXL's
 size (512 x 512). Alone, a recipe takes its steps in a loop without an engine; then the same in a
 run of one site with H = 50: `diloco` in fp32, where every round is waited for, and
-`streaming_diloco` with int4 both ways, in four fragments that have ten steps for their way. The
+`streaming_diloco` with int4 both ways, in four fragments that have 40 steps for their way. The
 coordinator runs on the processors of the same machine; what is exchanged goes over its loopback
 under mutual TLS. The first round does not count, and no checkpoint is written. Where there is no
 GPU, or with `--quick`, small forms of all four. Each way of a case takes about a minute, most of
@@ -56,7 +56,7 @@ WAYS = {
     "diloco": ("strategy=diloco",),
     "streaming": (
         *("strategy=streaming_diloco", "codec.up=int4", "codec.down=int4"),
-        *("stream.fragments=4", "stream.tau=10"),
+        *("stream.fragments=4", "stream.tau=40"),
     ),
 }
 

@@ -22,6 +22,9 @@ from fedwan.output.outputs import Outputs
 from fedwan.state import hash_state
 
 SILENT_HEARTBEATS = 5
+MOST_THREADS = 4
+"""For merging and the outer step: what they compute at a time, `CPU_SPAN` values, torch shares out
+among so many. Others would spin, and take the processors from the sites of a local run."""
 
 Announce = Callable[[Ticket, Callable[[str, str], None]], AbstractContextManager[object]]
 """Hands sites a ticket while it is entered; the callback takes a site and how it has failed."""
@@ -36,7 +39,7 @@ def run_coordinator(
         FedwanError: see the tree; outputs are written as far as they go.
     """
     tune_allocator()
-    torch.set_num_threads(config.threads or torch.get_num_threads())  # before the data plane's
+    torch.set_num_threads(config.threads or min(torch.get_num_threads(), MOST_THREADS))
     out = Path(config.out)
     run = CoordinatedRun(
         config,

@@ -28,6 +28,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from fedwan.errors import CheckpointError, ConfigError
 from fedwan.rng import derive_seed, lent_generators
+from fedwan.state import tensor_bytes
 
 # torchdata 0.11 calls what torch 2.13 deprecates.
 warnings.filterwarnings("ignore", "'set_vital' is deprecated")
@@ -83,9 +84,12 @@ def _to_device(batch: Any, device: torch.device | str) -> Any:
 
 
 def _moved(leaf: Tensor, device: torch.device | str) -> Tensor:
-    if leaf.is_cpu and torch.device(device).type == "cuda":
-        # From memory that stays where it is, so that nobody waits for the GPU.
-        return leaf.pin_memory().to(device, non_blocking=True)
+    if leaf.is_cpu and torch.device(device).type == "cuda" and leaf.numel():
+        # From memory that stays where it is, so that nobody waits for the GPU. Not by `pin_memory`:
+        # it copies by OpenMP, whose threads then spin, on all processors, for much of a step.
+        pinned = torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu", pin_memory=True)
+        tensor_bytes(pinned)[:] = tensor_bytes(leaf)
+        return pinned.to(device, non_blocking=True)
     return leaf.to(device)
 
 

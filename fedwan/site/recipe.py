@@ -103,7 +103,7 @@ def train(
     )
     site = Site(member, script, group)
     h = site.strategy.h
-    figures = privacy or Vitals(workload, shard, h, config.seed, name)
+    figures = privacy or Vitals(workload, shard, h, config.data.batch, config.seed, name)
     try:
         with site:
             for step in site:

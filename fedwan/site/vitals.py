@@ -9,8 +9,9 @@
     gradient/NETWORK   norm of the gradient that the optimiser stepped on last
     memory/NETWORK …   what the workload's `examine` tells
 
-They are taken right before a contribution leaves, once in H steps or in 16, whichever is more: 2 %
-of the time of a GAN's steps on digits at H = 20. Nothing is drawn from the generators that training
+They are taken right before a contribution leaves, once in H steps or in 16, whichever is more, and
+where batches are smaller than what is examined as many times less often: 2 % of the time of a GAN's
+steps on digits at H = 20. Nothing is drawn from the generators that training
 draws from, no buffer moves, and nothing is waited for on a GPU until the contribution is made: the
 run's bits are the same with and without.
 
@@ -42,7 +43,7 @@ from fedwan.workloads.optim import full_norm
 log = logging.getLogger(__name__)
 
 EVERY = 16
-"""Steps between two looks, at least."""
+"""Steps between two looks, at least, where a batch has as many samples as are examined."""
 FEWEST_EXAMINED, MOST_EXAMINED = 16, 64
 """Samples of each kind that `examine` is given: as many as a batch has, within these."""
 MOST_COMPARED = 4096
@@ -59,10 +60,13 @@ DEVIATIONS = 2.0
 class Vitals:
     """Looks at a site now and then."""
 
-    def __init__(self, workload: Workload, shard: Shard, h: int, seed: int, site: str) -> None:
+    def __init__(
+        self, workload: Workload, shard: Shard, h: int, batch: int, seed: int, site: str
+    ) -> None:
         self._workload = workload
         self._shard = shard
-        self._every = h * -(-EVERY // h)
+        self._num = min(max(batch, FEWEST_EXAMINED), MOST_EXAMINED)
+        self._every = h * -(-EVERY * -(-self._num // batch) // h)
         self._steps = 0
         self._seed = (seed, site)
         self._some: Any = None
@@ -87,7 +91,7 @@ class Vitals:
         if self._some is None:
             self._draw()
         x = first_leaf(batch)
-        own = self._examine(self._some, len(x), x.device)
+        own = self._examine(self._some, x.device)
         return {**self._shard_figures, **data_figures(x), **self._optimizers(), **own}
 
     def _draw(self) -> None:
@@ -116,15 +120,14 @@ class Vitals:
                 figures[f"gradient/{network}"] = torch.linalg.vector_norm(norms)
         return figures
 
-    def _examine(self, some: Any, batch_size: int, device: torch.device) -> dict[str, Tensor]:
+    def _examine(self, some: Any, device: torch.device) -> dict[str, Tensor]:
         workload, held_out = self._workload, self._shard.held_out
         if not isinstance(workload, Examinable) or not isinstance(held_out, Batch):
             return {}
         if len(held_out.y) == 0:
             return {}
         seed = derive_seed(*self._seed, "examine", self._steps)
-        num = min(max(batch_size, FEWEST_EXAMINED), MOST_EXAMINED)
-        alike = _alike(some, held_out, num, torch.Generator().manual_seed(seed))
+        alike = _alike(some, held_out, self._num, torch.Generator().manual_seed(seed))
         told = [self._shard.tell(part) for part in alike]
         parts = [Batch(part.x.to(device), part.y.to(device)) for part in told]
         gpus = [device] if device.type == "cuda" else []

@@ -39,25 +39,28 @@ class Examined(TinyWorkload):
         return {"memory/net": torch.tensor(0.5)}
 
 
-def look(workload: TinyWorkload, h: int, steps: int, batch_size: int = 4) -> list[int]:
+def look(workload: TinyWorkload, h: int, steps: int, batch_size: int = 16) -> list[int]:
     """Steps after which figures were told."""
     shard = tiny_shard(0)
-    one = Vitals(workload, shard, h, 0, "s1")
+    one = Vitals(workload, shard, h, batch_size, 0, "s1")
     batch = Batch(shard.train.batch.x[:batch_size], shard.train.batch.y[:batch_size])
     return [step for step in range(1, steps + 1) if one.after_step(batch)]
 
 
-@pytest.mark.parametrize(("h", "expected"), [(1, [16, 32]), (5, [20, 40]), (20, [20, 40])])
+@pytest.mark.parametrize(
+    ("h", "batch", "expected"),
+    [(1, 16, [16, 32]), (5, 16, [20, 40]), (20, 99, [20, 40]), (5, 8, [35]), (20, 5, [])],
+)
 def test_figures_are_told_right_before_a_contribution_and_not_too_often(
-    h: int, expected: list[int]
+    h: int, batch: int, expected: list[int]
 ) -> None:
-    assert look(TinyWorkload({"net": ADAM}), h, 40) == expected
+    assert look(TinyWorkload({"net": ADAM}), h, 40, batch) == expected
 
 
 def test_rates_gradients_and_the_workloads_own_figures_are_told() -> None:
     workload = Examined()
     shard = tiny_shard(0)
-    one = Vitals(workload, shard, 16, 0, "s1")
+    one = Vitals(workload, shard, 16, 16, 0, "s1")
     batch = Batch(shard.train.batch.x[:4], shard.train.batch.y[:4])
     workload.step(batch, NamedGenerators(0, "s1"), keep_local)
     (figures,) = [found for _ in range(16) if (found := one.after_step(batch))]
@@ -93,7 +96,7 @@ def test_held_out_samples_are_of_the_training_samples_classes() -> None:
         public=False,
     )
     workload = Examined()
-    one = Vitals(workload, shard, 16, 0, "s1")
+    one = Vitals(workload, shard, 16, 16, 0, "s1")
     for _ in range(16):
         one.after_step(shard.train.batch)
     ((train, held_out, _),) = workload.seen
@@ -118,7 +121,7 @@ def told(shard: Shard, seed: int = 0) -> float:
     """What the site tells of its shard."""
     workload = TinyWorkload({"net": ADAM})
     some = shard.some(2)
-    look = Vitals(workload, shard, 1, seed, "s1")
+    look = Vitals(workload, shard, 1, 16, seed, "s1")
     (figures,) = [found for _ in range(16) if (found := look.after_step(some))]
     assert float(figures["shard/samples"]) == shard.num_samples
     return float(figures["shard/distinct"])
