@@ -5,10 +5,11 @@ Four recipes at full size with random weights, in bf16-mixed: pix2pix (photograp
 size (512 x 512). Alone, a recipe takes its steps in a loop without an engine; then the same in a
 run of one site with H = 50: `diloco` in fp32, where every round is waited for, and
 `streaming_diloco` with int4 both ways, in four fragments that have 40 steps for their way. The
-coordinator runs on the processors of the same machine; what is exchanged goes over its loopback
-under mutual TLS. The first round does not count, and no checkpoint is written. Where there is no
-GPU, or with `--quick`, small forms of all four. Each way of a case takes about a minute, most of
-it to start and to end; what is known so far goes to standard error.
+coordinator runs on the same machine, on half of its processors; what is exchanged goes over
+loopback under mutual TLS. The first two rounds do not count, in which memory is taken for the first
+time, and no checkpoint is written. Where there is no GPU, or with `--quick`, small forms of all
+four. Each way of a case takes about a minute, most of it to start and to end; what is known so far
+goes to standard error.
 
 Row: model device params_m sent_m batch alone_ms memory_mb diloco_percent streaming_percent
 run_memory_mb coding_gb_s
@@ -51,7 +52,7 @@ PARAMETER = Role.PARAMETER
 _FEW = ("eval.every=0", "eval.first=false", "eval.num=2", "checkpoint.every=1000")
 H = 50
 WARM_UP = 10
-ROUNDS = 3
+SKIPPED, ROUNDS = 2, 4
 WAYS = {
     "diloco": ("strategy=diloco",),
     "streaming": (
@@ -202,9 +203,9 @@ def alone(config: Config, device: torch.device, num: int) -> tuple[Row, float]:
 
 
 def step_s(run: FleetRun) -> float:
-    """Of a run's steps after its first round, waiting included."""
-    rows = [row for row in run.rounds if row["step"] > H]
-    steps = max(row["step"] for row in rows) - H
+    """Of a run's steps after those that do not count, waiting included."""
+    rows = [row for row in run.rounds if row["step"] > SKIPPED * H]
+    steps = max(row["step"] for row in rows) - SKIPPED * H
     return sum(row["compute_s"] + row["wait_s"] for row in rows) / steps
 
 
@@ -232,8 +233,7 @@ def measure_case(args: argparse.Namespace, given: tuple[str, Case], seed: int) -
         torch.cuda.reset_peak_memory_stats()
     memory = 0.0
     for way in args.ways:
-        steps = H * (2 if is_quick else ROUNDS)
-        run = run_fleet([*words, *WAYS[way], f"steps={steps}"])
+        run = run_fleet([*words, *WAYS[way], f"steps={H * ROUNDS}"], is_apart=True)
         row[f"{way}_percent"] = round(100 * (1e3 * step_s(run) / row["alone_ms"] - 1), 2)
         kept = "step fragment compute_s wait_s round_s bytes_up".split()
         row[f"{way}_rounds"] = [{key: r.get(key) for key in kept} for r in run.rounds]

@@ -178,10 +178,20 @@ def linked(sites: int, link: WanLink) -> Iterator[tuple[Star | None, str, list[s
         yield None, "shaped", words + ([f"link.loss={link.loss:g}"] if link.loss else [])
 
 
+def half(which: int, is_apart: bool) -> list[str]:
+    """What to put before a command that is to have one half of this machine's processors."""
+    mine = sorted(os.sched_getaffinity(0))
+    middle = len(mine) // 2
+    if not is_apart or middle < 2:
+        return []
+    return ["taskset", "-c", ",".join(map(str, mine[middle:] if which else mine[:middle]))]
+
+
 def run_fleet(
     words: Sequence[str],
     star: Star | None = None,
     others: Mapping[str, Sequence[object]] | None = None,
+    is_apart: bool = False,
 ) -> FleetRun:
     """Train a run to its end, all in a folder that is removed afterwards.
 
@@ -190,6 +200,8 @@ def run_fleet(
         star: where the parties live, coordinator and one place per site; loopback if left out.
         others: modules of the harness that play these sites, each with words of its own: one site,
             for as long as the run lasts, or `ALL_SITES` to their end. No star then.
+        is_apart: the coordinator computes on half of the processors and sites on the other one,
+            as on machines of their own, where there are four or more.
     """
     others = others or {}
     with tempfile.TemporaryDirectory(prefix="fedwan-bench-") as name:
@@ -204,13 +216,14 @@ def run_fleet(
         pki.federation(folder / "pki", [host], names)
         honest = [] if ALL_SITES in others else [name for name in names if name not in others]
         places = [star.coordinator, *star.sites] if star else [None] * (1 + len(names))
-        processes = [Process(COORDINATOR, module("harness.party", folder, COORDINATOR), places[0])]
+        command = module("harness.party", folder, COORDINATOR)
+        processes = [Process(COORDINATOR, [*half(0, is_apart), *command], places[0])]
         for site, place in zip(honest, places[1:], strict=False):
             command = module("harness.party", folder, site)
             if (num := config.site.processes) > 1:
                 run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num)]
                 command[1:1] = run
-            processes.append(Process(site, command, place))
+            processes.append(Process(site, [*half(1, is_apart), *command], place))
         for role, (player, *given) in others.items():
             command = module(f"harness.{player}", folder, role, *given)
             processes.append(Process(role, command, is_service=role != ALL_SITES))
