@@ -52,7 +52,7 @@ PARAMETER = Role.PARAMETER
 _FEW = ("eval.every=0", "eval.first=false", "eval.num=2", "checkpoint.every=1000")
 H = 50
 WARM_UP = 10
-SKIPPED, ROUNDS = 2, 4
+SKIPPED, ROUNDS = 2, 5
 WAYS = {
     "diloco": ("strategy=diloco",),
     "streaming": (
@@ -225,7 +225,7 @@ def measure_case(args: argparse.Namespace, given: tuple[str, Case], seed: int) -
     words = words_of(name, case, is_quick)
     with chdir(app()):
         config = load_run(None, [*words, "strategy=local_sgd"])
-        row, coding = alone(config, device, 10 if is_quick else 40)
+        row, coding = alone(config, device, 10 if is_quick else 100)
     print(name, row, file=sys.stderr, flush=True)
     gc.collect()
     if is_on_gpu:

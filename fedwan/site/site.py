@@ -21,9 +21,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty
-from typing import Any, Self
+from typing import Self
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -31,13 +30,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from fedwan.app import complete, load_strategy, sources
 from fedwan.codecs.masked import check_maskable
 from fedwan.config import COMMAND, Config, site_names
-from fedwan.errors import LinkLost, PayloadError, RunStopped, SessionLost, UserError
+from fedwan.errors import LinkLost, RunStopped, SessionLost, UserError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
 from fedwan.link.client import HEARTBEAT_S
 from fedwan.link.tls import Identity
-from fedwan.protocol.limits import MOST_FIGURES
-from fedwan.rng import derive_seed, lent_generators
 from fedwan.site.assignment import Outcome, tell_welcome
 from fedwan.site.checkpoint import SiteCheckpoints, Stateful
 from fedwan.site.exchange import Exchange
@@ -45,19 +42,16 @@ from fedwan.site.group import Group
 from fedwan.site.masker import Masker
 from fedwan.site.meter import Meter, Work
 from fedwan.site.place import Place
+from fedwan.site.quality import Evaluate, Quality, Sample
 from fedwan.site.replica import Replica
 from fedwan.site.stub import CoordinatorStub
-from fedwan.state import State, add_prefix, layout_to_json
+from fedwan.state import layout_to_json
 from fedwan.strategy import SiteHook, Strategy
 from fedwan.workloads.base import NetworkKind
 from fedwan.workloads.optim import difference
 
 log = logging.getLogger(__name__)
 
-NUM_SAMPLES = 64
-"""Generated samples in the picture, at most."""
-MOST_SHOWN_BYTES = 12 << 20
-"""Of generated samples, and of real ones, that are sent: a message has room for 32 MiB."""
 ASK_AGAIN_S = (0.02, 0.5)
 """Between two Joins while the sites of a run do not agree yet: at first, doubled, and at most."""
 
@@ -98,11 +92,8 @@ class Script:
     state: Mapping[str, Stateful]
     num_steps: int = 0
     """Of the run; 0 leaves it to the configuration."""
-    evaluate: Callable[[int], Mapping[str, Any]] | None = None
-    """Gets a seed; figures of the weights at hand, JSON-ready. Under `moments` and `real`, tensors:
-    see `fedwan.metrics.distances`, and real samples that may be shown."""
-    sample: Callable[[int, int], Tensor] | None = None
-    """Gets a number and a seed; samples of the weights at hand that may be shown, (num, …)."""
+    evaluate: Evaluate | None = None
+    sample: Sample | None = None
 
 
 class Site:
@@ -144,8 +135,9 @@ class Site:
         number = site_names(config).index(self.name)
         self._place = Place(strategy, number, self.num_steps, *parts, self._masker)
         self._exchange = Exchange(self._place, self._listen)
+        own = (self.name, member.device, script.evaluate, script.sample)
+        self._quality = Quality(config, replica, self._stub, *own)
         self._is_inside = False  # whether a step has begun and not ended
-        self._num_samples = 0  # in the picture, once the size of one is known
 
     # The story -----------------------------------------------------------------------------
 
@@ -376,7 +368,7 @@ class Site:
             wait_s = 0.0
             if signal.kind == kinds.EVALUATE:
                 with self.meter.aside():
-                    self._answer(signal.version)
+                    self._quality.answer(signal.version)
             elif signal.kind == kinds.SEND_INITIAL:
                 self._open_run()
             elif signal.kind == kinds.STOP:
@@ -402,81 +394,10 @@ class Site:
             self._leave(wire.Farewell(work=self.meter.work(0, Work(0, 0)), error=signal.text))
             raise RunStopped(f"the coordinator ended the run: {signal.text}")
 
-    def _answer(self, version: int) -> None:
-        """Hand in the quality of the present average; what measures nothing needs no weights."""
-        weights: State | None = None
-        if self._can_measure:
-            weights, header = self._stub.fetch_weights(wire.DownloadRequest.EMA)
-            version = header.version
-        self._measure(weights, version)
-
-    @property
-    def _can_measure(self) -> bool:
-        return self._script.evaluate is not None or self._script.sample is not None
-
     def _open_run(self) -> None:
         """Send the initial weights, and measure them: what training starts from."""
         with self.meter.aside():
             base = self.replica.whole_base()
             self._stub.send_initial(base)
             if self.config.eval.first:
-                self._measure(base, 0)
-
-    def _measure(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
-        """Quality of some weights on held-out data, and samples from them, for the coordinator."""
-        if not self._can_measure:
-            if self._group.rank == 0:
-                self._stub.report(version, "{}", b"")
-            return
-        began = time.monotonic()
-        config, script, device = self.config, self._script, self._member.device
-        # Sites that measure together do so on different samples.
-        has_own = config.data.split == "own"
-        draws = derive_seed(config.seed, self.name) if has_own else config.seed
-        gpus = [device] if device.type == "cuda" else []
-        figures: dict[str, Any] = {}
-        shown: State = {}
-        with self.replica.showing(weights), torch.no_grad(), lent_generators(gpus):
-            if script.evaluate is not None:
-                figures = dict(script.evaluate(draws))
-            if script.sample is not None:
-                # No more are made than are shown: large ones take long, and room.
-                if not self._num_samples:
-                    one = script.sample(1, config.seed)
-                    self._num_samples = max(1, _num_shown(one[:1].numel()))
-                shown["generated"] = script.sample(self._num_samples, config.seed)
-        moments, real = figures.pop("moments", {}), figures.pop("real", None)
-        if real is not None:
-            shown["real"] = real
-        shown = _fitting(shown)
-        if has_own:
-            shown |= add_prefix("moments", moments)
-        # Tensors of one value, and NumPy's, as numbers.
-        plain = {k: v.item() if hasattr(v, "item") else v for k, v in figures.items()}
-        if len(plain) > MOST_FIGURES:
-            log.warning("of %d figures the first %d are sent", len(plain), MOST_FIGURES)
-            plain = dict(list(plain.items())[:MOST_FIGURES])
-        text = json.dumps(plain)
-        if self._group.rank == 0:
-            try:
-                self._stub.report(version, text, safetensors.torch.save(shown))
-            except PayloadError as error:
-                log.warning("the coordinator does not take this site's figures: %s", error)
-        if plain:
-            log.info("quality of version %d in %.2f s: %s", version, time.monotonic() - began, text)
-
-
-def _num_shown(num_values: int) -> int:
-    """How many samples of so many numbers there is room for in a picture."""
-    return min(NUM_SAMPLES, MOST_SHOWN_BYTES // (2 * max(1, num_values)))
-
-
-def _fitting(shown: State) -> State:
-    """Samples, (num, …), on the CPU: as many of all as there is room for, in fp16 if it helps."""
-    most = max((value[:1].numel() for value in shown.values()), default=0)
-    num = min((_num_shown(most), *map(len, shown.values())))
-    if shown and not num:
-        log.warning("samples of %d numbers each are too large to be sent and shown", most)
-        return {}
-    dtype = torch.float32 if num * most * 4 <= MOST_SHOWN_BYTES else torch.float16
-    return {name: value[:num].to("cpu", dtype).contiguous() for name, value in shown.items()}
+                self._quality.measure(base, 0)

@@ -1,0 +1,127 @@
+"""Quality of some weights, measured at a site: figures and samples for the coordinator.
+
+A message has room for 32 MiB: no more samples are made than are shown, and as many are shown as
+there is room for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fedwan.config import Config
+from fedwan.errors import PayloadError
+from fedwan.link import wire_pb2 as wire
+from fedwan.protocol.limits import MOST_FIGURES
+from fedwan.rng import derive_seed, lent_generators
+from fedwan.site.replica import Replica
+from fedwan.site.stub import CoordinatorStub
+from fedwan.state import State, add_prefix
+
+log = logging.getLogger(__name__)
+
+NUM_SAMPLES = 64
+"""Generated samples in the picture, at most."""
+MOST_SHOWN_BYTES = 12 << 20
+"""Of generated samples, and of real ones, that are sent."""
+
+Evaluate = Callable[[int], Mapping[str, Any]]
+"""Gets a seed; figures of the weights at hand, JSON-ready. Under `moments` and `real`, tensors:
+see `fedwan.metrics.distances`, and real samples that may be shown."""
+Sample = Callable[[int, int], Tensor]
+"""Gets a number and a seed; samples of the weights at hand that may be shown, (num, …)."""
+
+
+class Quality:
+    """Measures by a script's `evaluate` and `sample`, or says that there is neither."""
+
+    def __init__(
+        self,
+        config: Config,
+        replica: Replica,
+        stub: CoordinatorStub,
+        site: str,
+        device: torch.device,
+        evaluate: Evaluate | None,
+        sample: Sample | None,
+    ) -> None:
+        self._replica, self._stub, self._device = replica, stub, device
+        self._evaluate, self._sample, self._seed = evaluate, sample, config.seed
+        # Sites that measure together do so on different samples.
+        self._has_own = config.data.split == "own"
+        self._draws = derive_seed(config.seed, site) if self._has_own else config.seed
+        self._num_samples = 0  # in the picture, once the size of one is known
+
+    @property
+    def _is_none(self) -> bool:
+        return self._evaluate is None and self._sample is None
+
+    def answer(self, version: int) -> None:
+        """Hand in the quality of the present average; what measures nothing needs no weights."""
+        weights: State | None = None
+        if not self._is_none:
+            weights, header = self._stub.fetch_weights(wire.DownloadRequest.EMA)
+            version = header.version
+        self.measure(weights, version)
+
+    def measure(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
+        """Quality of some weights on held-out data, and samples from them, for the coordinator."""
+        is_leader = self._replica.group.rank == 0
+        if self._is_none:
+            if is_leader:
+                self._stub.report(version, "{}", b"")
+            return
+        began = time.monotonic()
+        gpus = [self._device] if self._device.type == "cuda" else []
+        figures: dict[str, Any] = {}
+        shown: State = {}
+        with self._replica.showing(weights), torch.no_grad(), lent_generators(gpus):
+            if self._evaluate is not None:
+                figures = dict(self._evaluate(self._draws))
+            if self._sample is not None:
+                if not self._num_samples:
+                    one = self._sample(1, self._seed)
+                    self._num_samples = max(1, _num_shown(one[:1].numel()))
+                shown["generated"] = self._sample(self._num_samples, self._seed)
+        moments, real = figures.pop("moments", {}), figures.pop("real", None)
+        if real is not None:
+            shown["real"] = real
+        shown = _fitting(shown)
+        if self._has_own:
+            shown |= add_prefix("moments", moments)
+        # Tensors of one value, and NumPy's, as numbers.
+        plain = {k: v.item() if hasattr(v, "item") else v for k, v in figures.items()}
+        if len(plain) > MOST_FIGURES:
+            log.warning("of %d figures the first %d are sent", len(plain), MOST_FIGURES)
+            plain = dict(list(plain.items())[:MOST_FIGURES])
+        text = json.dumps(plain)
+        if is_leader:
+            try:
+                self._stub.report(version, text, safetensors.torch.save(shown))
+            except PayloadError as error:
+                log.warning("the coordinator does not take this site's figures: %s", error)
+        if plain:
+            log.info("quality of version %d in %.2f s: %s", version, time.monotonic() - began, text)
+
+
+def _num_shown(num_values: int) -> int:
+    """How many samples of so many numbers there is room for in a picture."""
+    return min(NUM_SAMPLES, MOST_SHOWN_BYTES // (2 * max(1, num_values)))
+
+
+def _fitting(shown: State) -> State:
+    """Samples, (num, …), on the CPU: as many of all as there is room for, in fp16 if it helps."""
+    most = max((value[:1].numel() for value in shown.values()), default=0)
+    num = min((_num_shown(most), *map(len, shown.values())))
+    if shown and not num:
+        log.warning("samples of %d numbers each are too large to be sent and shown", most)
+        return {}
+    dtype = torch.float32 if num * most * 4 <= MOST_SHOWN_BYTES else torch.float16
+    return {name: value[:num].to("cpu", dtype).contiguous() for name, value in shown.items()}
