@@ -78,8 +78,7 @@ def measure_codec(codec: Codec, layout: Layout, values: State, passes: int) -> R
     target = {name: torch.zeros_like(value) for name, value in values.items()}
 
     def add() -> None:
-        for name, coded in codec.read_each(payload, layout):
-            coded.add_to(target[name])
+        codec.add_each((coded, target[name]) for name, coded in codec.read_each(payload, layout))
 
     add()
     lost = sum(float((target[n] - v).double().square().sum()) for n, v in values.items())

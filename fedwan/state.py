@@ -19,6 +19,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
+from functools import partial
 from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -35,6 +36,8 @@ from fedwan.files import write_atomically
 
 State = dict[str, Tensor]
 """Tensors by name."""
+NUM_ITERATIONS = 5
+"""Of spectral norm's power method, each time that weights were written."""
 
 
 class Role(StrEnum):
@@ -197,29 +200,35 @@ def select_prefix(prefix: str, state: Mapping[str, Tensor]) -> State:
     return {name[len(head) :]: value for name, value in state.items() if name.startswith(head)}
 
 
-def refresh_spectral_norm(networks: Mapping[str, nn.Module], num_iterations: int = 5) -> None:
-    """Recompute spectral norm's singular vectors from the present weights, in place.
+def spectral_norms(networks: Mapping[str, nn.Module]) -> list[Callable[[], None]]:
+    """What recomputes, in place, the singular vectors of each spectral norm for present weights.
 
     Power iteration, Miyato et al. 2018 (1802.05957), algorithm 1, from the vectors at hand. Of
     torch both forms: the parametrisation, and the hook of `torch.nn.utils.spectral_norm`.
     """
+    found: list[Callable[[], None]] = []
     for module in (m for network in networks.values() for m in network.modules()):
         for chain in getattr(module, "parametrizations", {}).values():
             for part in chain:
                 if hasattr(part, "_u") and hasattr(part, "_power_method"):
-                    with torch.no_grad():
-                        weight = part._reshape_weight_to_matrix(chain.original.detach())
-                        part._power_method(weight, num_iterations)
+                    found.append(partial(_refresh, part, chain))
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, SpectralNorm):
-                _refresh_hooked(module, hook, num_iterations)
+                found.append(partial(_refresh_hooked, module, hook))
+    return found
 
 
 @torch.no_grad()
-def _refresh_hooked(module: nn.Module, hook: SpectralNorm, num_iterations: int) -> None:
+def _refresh(part: Any, chain: Any) -> None:
+    weight = part._reshape_weight_to_matrix(chain.original.detach())
+    part._power_method(weight, NUM_ITERATIONS)
+
+
+@torch.no_grad()
+def _refresh_hooked(module: nn.Module, hook: SpectralNorm) -> None:
     left, right = (getattr(module, f"{hook.name}_{side}") for side in "uv")
     weight = hook.reshape_weight_to_matrix(getattr(module, f"{hook.name}_orig"))
-    for _ in range(num_iterations):
+    for _ in range(NUM_ITERATIONS):
         functional.normalize(weight.mT @ left, dim=0, eps=hook.eps, out=right)
         functional.normalize(weight @ right, dim=0, eps=hook.eps, out=left)
 

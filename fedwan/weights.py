@@ -33,9 +33,9 @@ from fedwan.state import (
     State,
     network_of,
     read_tensors,
-    refresh_spectral_norm,
     role_of_buffer,
     select_prefix,
+    spectral_norms,
 )
 from fedwan.workloads.optim import is_moment
 
@@ -74,7 +74,8 @@ class Trained:
         shapes = {name: tuple(value.shape) for name, value in tensors.items()}
         missing = _absent(module, shapes, f"network {network!r} of {self.folder}")
         _put(module, tensors)
-        refresh_spectral_norm({network: module})
+        for refresh in spectral_norms({network: module}):
+            refresh()
         return missing
 
     def workload(self, device: torch.device | str = "cpu") -> Workload:

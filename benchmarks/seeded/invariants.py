@@ -16,6 +16,7 @@ from fedwan.coordinator.model import CHECKPOINT
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.servicer import Servicer
 from fedwan.link import wire_pb2 as wire
+from fedwan.protocol.registry import Verb
 from fedwan.protocol.round import Key
 from fedwan.state import hash_state, read_tensors_meta
 
@@ -63,7 +64,12 @@ class Invariants:
     def _observe(self, run: CoordinatedRun) -> None:
         hub = run.hub
         advance, publish, download = hub.advance, hub.publish, hub.download
-        close_stripe = hub.close_stripe
+        close_stripe, decide = hub.close_stripe, hub.decide
+
+        def observed_decide(verb: Verb, site: str, **given: Any) -> None:
+            decide(verb, site, **given)
+            if verb == "eject":  # with what it had sent, even if it is admitted at once
+                self._accepted = {key for key in self._accepted if key.site != site}
 
         def observed_close_stripe(name: str, header: wire.UploadHeader) -> wire.Receipt:
             receipt = close_stripe(name, header)
@@ -104,6 +110,7 @@ class Invariants:
                 self._world.violated(f"version {answer.header.durable_version} is not durable yet")
             return answer
 
+        hub.decide = observed_decide  # type: ignore[method-assign]
         hub.advance = observed_advance  # type: ignore[method-assign]
         hub.close_stripe = observed_close_stripe  # type: ignore[method-assign]
         hub.publish = observed_publish  # type: ignore[method-assign]

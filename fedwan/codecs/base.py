@@ -10,7 +10,7 @@ from __future__ import annotations
 
 # ruff: noqa: D102 (what a `Coded` does is said once)
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -188,6 +188,8 @@ class Codec(NamedTuple):
     encode_many: EncodeMany | None = None
     """`encode_tensor` of tensors of one device at once, for a GPU: (values, residuals or None
     without feedback) -> (the parts of each record, what each owes)."""
+    add_many: Callable[[Sequence[Coded], Sequence[Tensor]], None] | None = None
+    """`Coded.add_to` of many at once, for a GPU: (coded, flat fp32 targets of one device)."""
     mask_bits: int = 0
     """Of a value under masks, which only the sum of all sites is free of; 0 without masks."""
 
@@ -285,6 +287,27 @@ class Codec(NamedTuple):
             except PayloadError as error:
                 raise PayloadError(f"tensor {name!r} {error}") from None
             yield name, coded
+
+    def add_each(self, pairs: Iterable[tuple[Coded, Tensor]]) -> None:
+        """Target += decoded, in place, of coded tensors that stay good; on a GPU many at once."""
+        group: list[tuple[Coded, Tensor]] = []
+
+        def add() -> None:
+            if self.add_many is not None and group:
+                coded, targets = zip(*group, strict=True)
+                self.add_many(coded, [target.view(-1) for target in targets])
+            group.clear()
+
+        for coded, target in pairs:
+            num = target.numel()
+            if self.add_many is None or target.device.type == "cpu" or not is_run(target):
+                coded.add_to(target)
+                continue
+            held = sum(other.numel() for _, other in group)
+            if group and (held + num > _MOST_AT_ONCE or target.device != group[0][1].device):
+                add()
+            group.append((coded, target))
+        add()
 
     def decode_each(self, payload: Source, layout: Layout) -> Iterator[tuple[str, Tensor]]:
         """As `read_each`, decoded; copy what is to be changed, or kept when the next is taken."""

@@ -195,6 +195,7 @@ def _block_codec(name: str, encoding: int, form: _Format) -> Codec:
         lambda spec: form.record.num_bytes(spec.num_values),
         encode_owing=encode_owing,
         encode_many=partial(_encode_many, form),
+        add_many=partial(_add_many, form),
     )
 
 
@@ -373,6 +374,34 @@ def _encode_many(
     return records, [rest.view(t.shape) for rest, t in zip(owed, tensors, strict=False)]
 
 
+def _add_many(form: _Format, coded: Sequence[Coded], targets: Sequence[Tensor]) -> None:
+    """Flat fp32 targets of one device += decoded, with the bits of `Coded.add_to`.
+
+    All blocks lie in one matrix, as in `_encode_many`; one copy each brings scales and codes.
+    """
+    device, width = targets[0].device, form.code_bytes(form.width)
+    ends = list(accumulate(-(-len(target) // form.width) for target in targets))
+    room = torch.empty(ends[-1] * (2 + width), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    scales, codes = room[: 2 * ends[-1]], room[2 * ends[-1] :]
+    starts = [0, *ends]
+    for one, start, end in zip(coded, starts, ends, strict=False):
+        assert isinstance(one, _BlockCoded), "of another codec"
+        cut, first = 2 * (end - start), start * width
+        scales[2 * start : 2 * end] = one.record[:cut]
+        codes[first : first + len(one.record) - cut] = one.record[cut:]
+    moved = room.to(device, non_blocking=True)
+    values = torch.empty(ends[-1], form.width, dtype=torch.float32, device=device)
+    form.unpack(moved[2 * ends[-1] :].view(torch.int8).view(-1, width), values)
+    values.mul_(moved[: 2 * ends[-1]].view(torch.bfloat16).view(-1, 1).float())
+    pairs = [
+        (target[run], there)
+        for target, end in zip(targets, ends, strict=True)
+        for run, there in _places(form, values, len(target), end)
+    ]
+    if pairs:
+        torch._foreach_add_(*map(list, zip(*pairs, strict=True)))
+
+
 def _places(form: _Format, blocks: Tensor, num: int, end: int) -> list[tuple[slice, Tensor]]:
     """Runs of a flat tensor of so many values, and where they lie in its rows up to `end`."""
     num_full, rest = divmod(num, form.width)
@@ -389,12 +418,12 @@ class _BlockCoded(Coded):
     def __init__(self, form: _Format, data: Bytes, spec: TensorSpec) -> None:
         super().__init__(spec.shape)
         self._form, self._num_values = form, spec.num_values
-        self._record = tensor_from_bytes(data, torch.uint8, (len(data),))
-        form.record.check(self._record, spec.num_values)
+        self.record = tensor_from_bytes(data, torch.uint8, (len(data),))
+        form.record.check(self.record, spec.num_values)
 
     def pick(self, index: Tensor) -> Tensor:
         picked = index.new_empty(len(index), dtype=torch.float32)
-        for part in self._form.record.parts(self._record, self._num_values):
+        for part in self._form.record.parts(self.record, self._num_values):
             inside = (index >= part.values.start) & (index < part.values.stop)
             place = index[inside] - part.values.start
             if not len(place):
@@ -407,7 +436,7 @@ class _BlockCoded(Coded):
         return picked
 
     def pieces(self, device: torch.device | None = None) -> Iterator[Piece]:
-        record = self._record.to(device)
+        record = self.record.to(device)
         for part in self._form.record.parts(record, self._num_values):
             width, first = part.width, part.values.start
             size = span_values(part.values.stop - first, record.device) // width

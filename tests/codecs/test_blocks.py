@@ -66,6 +66,22 @@ def test_many_tensors_at_once_give_the_records_that_each_gives_alone(
             assert torch.equal(owed[index], rest)
 
 
+@every_block_codec
+def test_many_records_are_added_at_once_as_each_is_alone(codec: Codec) -> None:
+    nums = (3584, 3, 1, 130, 5005, 1024, 257, 128)
+    coded = [
+        codec.read_tensor(record(codec, random_values(num, i) ** 3), spec((num,)))
+        for i, num in enumerate(nums)
+    ]
+    targets = [random_values(num, 50 + i) for i, num in enumerate(nums)]
+    alone = [target.clone() for target in targets]
+    for one, target in zip(coded, alone, strict=True):
+        one.add_to(target)
+    assert codec.add_many is not None
+    codec.add_many(coded, targets)
+    assert all(map(torch.equal, targets, alone))
+
+
 @with_largest_value_kept
 def test_the_largest_value_of_a_block_keeps_its_code_whatever_the_scale_is_rounded_to(
     codec: Codec,

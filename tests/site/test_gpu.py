@@ -37,10 +37,12 @@ def test_a_payload_has_the_same_values_wherever_it_was_coded_and_is_read(name: s
     if name in SAME_BYTES:
         assert bytes(here.read(0, here.num_bytes)) == bytes(there.read(0, there.num_bytes))
     decoded = codec.decode(here, LAYOUT)
+    targets = {n: torch.zeros(shape, device="cuda") for n, shape in SHAPES.items()}
+    codec.add_each((coded, targets[n]) for n, coded in codec.read_each(here, LAYOUT))
     for n, coded in codec.read_each(here, LAYOUT):
         target = torch.zeros(SHAPES[n], device="cuda")
         coded.add_to(target)
-        assert torch.equal(target.cpu(), decoded[n])
+        assert torch.equal(target.cpu(), decoded[n]) and torch.equal(target, targets[n])
         if owed:
             assert owed[n].is_cuda and torch.equal(owed[n].cpu(), values[n] - decoded[n])
 
