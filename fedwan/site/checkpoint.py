@@ -37,7 +37,7 @@ from torch import Tensor
 from fedwan.errors import CheckpointError, UserError
 from fedwan.fragments import Fragment
 from fedwan.rng import lending
-from fedwan.site.background import background_threads, queued_until_now
+from fedwan.site.background import await_queue, background_threads, queued_until_now
 from fedwan.site.group import local
 from fedwan.site.meter import Work
 from fedwan.site.replica import Replica
@@ -278,7 +278,15 @@ class SiteCheckpoints:
             self._write(version, durable_version, moving, still, meta)
         else:
             rest = (self._copied(moving), still, meta)
-            self._writing = self._writer.submit(self._write, version, durable_version, *rest)
+            queued = queued_until_now(self._replica.device)
+            self._writing = self._writer.submit(
+                self._write_beside, queued, version, durable_version, *rest
+            )
+
+    def _write_beside(self, queued: Callable[[], None], *given: Any) -> None:
+        queued()
+        await_queue(self._replica.device)  # what was copied is here
+        self._write(*given)
 
     def _write(
         self, version: int, durable: int, moving: State, still: State, meta: Mapping[str, Any]
@@ -290,12 +298,12 @@ class SiteCheckpoints:
                 self._path(old).unlink(missing_ok=True)
 
     def _copied(self, moving: State) -> State:
-        """As it stands, in the memory of the copy before."""
+        """As it stands, in the memory of the copy before; from a GPU, once its queue is done."""
         for name, value in moving.items():
             room = self._copies.get(name)
             if room is None or (room.shape, room.dtype) != (value.shape, value.dtype):
                 room = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
-            self._copies[name] = room.copy_(value.detach())
+            self._copies[name] = room.copy_(value.detach(), non_blocking=True)
         return {name: self._copies[name] for name in moving}
 
     def settle(self) -> None:
