@@ -291,6 +291,7 @@ class Codec(NamedTuple):
     def add_each(self, pairs: Iterable[tuple[Coded, Tensor]]) -> None:
         """Target += decoded, in place, of coded tensors that stay good; on a GPU many at once."""
         group: list[tuple[Coded, Tensor]] = []
+        held = 0
 
         def add() -> None:
             if self.add_many is not None and group:
@@ -299,13 +300,13 @@ class Codec(NamedTuple):
             group.clear()
 
         for coded, target in pairs:
-            num = target.numel()
             if self.add_many is None or target.device.type == "cpu" or not is_run(target):
                 coded.add_to(target)
                 continue
-            held = sum(other.numel() for _, other in group)
-            if group and (held + num > _MOST_AT_ONCE or target.device != group[0][1].device):
+            held += target.numel()
+            if group and (held > _MOST_AT_ONCE or target.device != group[0][1].device):
                 add()
+                held = target.numel()
             group.append((coded, target))
         add()
 

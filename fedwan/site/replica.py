@@ -264,13 +264,13 @@ class Replica:
 
     def land(self, fragment: Fragment, alpha: float) -> None:
         """L ← α l + (1 - α) g for a fragment's parameters, l ← g for the rest of it."""
-        names = list(fragment.layout)
-        mixed = [name for name in names if alpha and self._is_parameter(name)]
-        for some in filter(None, (mixed, [name for name in names if name not in set(mixed)])):
-            lives = [local(self.live[name]) for name in some]
-            bases = [local(self.base[name]).to(self.live[name].dtype) for name in some]
-            if some is mixed:
-                torch._foreach_lerp_(lives, bases, 1.0 - alpha)
+        mixed = {name for name in fragment.layout if alpha and self._is_parameter(name)}
+        for names in filter(None, (mixed, fragment.layout.keys() - mixed)):
+            lives = [local(self.live[name]) for name in names]
+            bases = [local(self.base[name]) for name in names]
+            if names is mixed:
+                cast = [base.to(live.dtype) for live, base in zip(lives, bases, strict=True)]
+                torch._foreach_lerp_(lives, cast, 1.0 - alpha)
             else:
                 torch._foreach_copy_(lives, bases)
         self.landed(fragment)
