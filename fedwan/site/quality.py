@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedwan.config import Config
-from fedwan.errors import PayloadError
+from fedwan.errors import PayloadError, UserError
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.limits import MOST_FIGURES
 from fedwan.rng import derive_seed, lent_generators
@@ -84,7 +84,13 @@ class Quality:
         shown: State = {}
         with self._replica.showing(weights), torch.no_grad(), lent_generators(gpus):
             if self._evaluate is not None:
-                figures = dict(self._evaluate(self._draws))
+                found = self._evaluate(self._draws)
+                if not isinstance(found, Mapping):
+                    raise UserError(
+                        f"evaluate returned {type(found).__name__}, not figures by name; "
+                        'return a dict, as {"loss": 0.5}'
+                    )
+                figures = dict(found)
             if self._sample is not None:
                 if not self._num_samples:
                     one = self._sample(1, self._seed)

@@ -244,6 +244,16 @@ def refused(folder: Path, train: Callable[[Trainer], object], *words: str) -> st
     return text
 
 
+def test_an_evaluate_that_returns_no_figures_is_told(tmp_path: Path) -> None:
+    def train(trainer: Trainer) -> None:
+        with trainer.join(evaluate=lambda seed: 0.5) as site:
+            for _ in site:
+                trainer.step(site.reduce)
+
+    text = refused(tmp_path, train, "steps=4", "sites=1", "h=4")
+    assert "evaluate returned float, not figures by name; return a dict" in text
+
+
 class Odd:
     """Keeps what no checkpoint takes."""
 
