@@ -33,7 +33,7 @@ from fedwan.rng import derive_seed, seed_all
 from fedwan.site.assignment import Assignment, Outcome, end_with
 from fedwan.site.checkpoint import Stateful
 from fedwan.site.group import open_group
-from fedwan.site.site import Membership, Script, Site
+from fedwan.site.site import NOT_JOINED, Membership, Script, Site
 from fedwan.weights import load_initial
 from fedwan.workloads.base import NetworkKind
 
@@ -148,10 +148,12 @@ class Alone:
         self.step = 0
         self.num_steps = num_steps
         self._asked = 0
+        self._has_joined = False
         self._losses: dict[str, Tensor | float] = {}
         self._said_at, self._said_step = time.monotonic(), -1
 
     def __enter__(self) -> Self:
+        self._has_joined = True
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -160,6 +162,8 @@ class Alone:
 
     def __iter__(self) -> Iterator[int]:
         """Steps, counted from 0."""
+        if not self._has_joined:
+            raise UserError(NOT_JOINED)
         while not self.is_done:
             step = self.step
             yield step

@@ -52,6 +52,10 @@ from fedwan.workloads.optim import difference
 
 log = logging.getLogger(__name__)
 
+NOT_JOINED = (
+    "the loop runs over a site that has not joined; write `with fedwan.join(...) as site:` around "
+    "it"
+)
 ASK_AGAIN_S = (0.02, 0.5)
 """Between two Joins while the sites of a run do not agree yet: at first, doubled, and at most."""
 
@@ -138,6 +142,7 @@ class Site:
         own = (self.name, member.device, script.evaluate, script.sample)
         self._quality = Quality(config, replica, self._stub, *own)
         self._is_inside = False  # whether a step has begun and not ended
+        self._has_joined = False
 
     # The story -----------------------------------------------------------------------------
 
@@ -151,6 +156,7 @@ class Site:
         """
         try:
             self.step = self._join()
+            self._has_joined = True
             self.meter.note_step_begins()
         except BaseException as error:
             self._close(error)
@@ -165,6 +171,10 @@ class Site:
         Raises:
             RunStopped: the run is ended before its last step.
         """
+        if not self._has_joined:
+            error = UserError(NOT_JOINED)
+            Outcome.leave(error, 0)
+            raise error
         if self._is_inside and self._exchange.is_reduced:
             self._end_step()  # it is part of the run already
         elif self._is_inside:

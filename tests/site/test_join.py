@@ -254,6 +254,11 @@ def test_an_evaluate_that_returns_no_figures_is_told(tmp_path: Path) -> None:
     assert "evaluate returned float, not figures by name; return a dict" in text
 
 
+def test_a_loop_without_the_with_statement_is_told(tmp_path: Path) -> None:
+    text = refused(tmp_path, lambda trainer: list(trainer.join()), "steps=4", "sites=1", "h=4")
+    assert "write `with fedwan.join(...) as site:` around it" in text
+
+
 class Odd:
     """Keeps what no checkpoint takes."""
 
