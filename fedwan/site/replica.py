@@ -144,12 +144,15 @@ class Replica:
                 )
 
     def _looks(self) -> list[int]:
-        """What changes where a tensor takes another's place, or one is added; 1 ms of 2,800."""
+        """What changes where a tensor takes another's place or shape, or one is added.
+
+        2 ms of 2,800.
+        """
         looks = [len(table) for tables in (self._children, self._tables) for table in tables]
         for table in self._tables:
             for tensor in table.values():
                 if tensor is not None:
-                    looks += (id(tensor), tensor.data_ptr())
+                    looks += (id(tensor), tensor.data_ptr(), hash(tensor.shape))
         return looks
 
     def _is_parameter(self, name: str) -> bool:

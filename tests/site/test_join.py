@@ -342,6 +342,16 @@ def grow(trainer: Trainer) -> None:
             trainer.net.register_buffer("seen", torch.zeros(4))
 
 
+def shrink_late(trainer: Trainer) -> None:
+    """In place, so that it is the same tensor at the same address."""
+    trainer.net.register_buffer("seen", torch.zeros(4))
+    with trainer.join() as site:
+        for step in site:
+            trainer.step()
+            if step == site.num_steps - 1:
+                trainer.net.get_buffer("seen").resize_(2)
+
+
 def spread(trainer: Trainer) -> None:
     trainer.net.register_buffer("mask", torch.ones(1).expand(4))
     trainer.join()
@@ -396,6 +406,7 @@ def leave_early(trainer: Trainer) -> None:
         (follower, "strategy=diloco", "leave 'ema' out of `networks`, and put it into `state`"),
         (add_late, "strategy=diloco", "parameter 'net/scale' was added after fedwan.join"),
         (grow, "strategy=diloco", "'net/seen' had the shape (2,) when training began and has (4,)"),
+        (shrink_late, "strategy=diloco h=1", "'net/seen' had the shape (4,) when training began"),
         (spread, "strategy=diloco", "'net/mask' is an expanded view"),
         (remember, "strategy=diloco", "keeps 'global' beside the state of its parameters"),
         (reduce_twice, "strategy=sync", "site.reduce() was called twice in one step"),
