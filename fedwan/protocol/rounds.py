@@ -320,7 +320,9 @@ class Rounds(Generic[C, U]):
         is_closed = round_ is not None and round_.is_closed and round_.version == present
         if is_closed and round_ is not None and round_.fragment.index == fragment:
             present += 1
-        return present - self._policy.max_staleness
+        # A site that keeps a pace of its own waits until it is merged, and a barrier for the site.
+        is_owed = self._strategy.clock == "samples" and not self._policy.is_on_arrival(present)
+        return present - (0 if is_owed else self._policy.max_staleness)
 
     def missing(self, absent: Iterable[str], num_live: int) -> list[str]:
         """Sites that the round waits for, of those that were here and are not any more."""

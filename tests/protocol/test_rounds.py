@@ -141,6 +141,16 @@ def test_on_arrival_the_first_to_come_makes_a_version() -> None:
     assert merge.scale == pytest.approx(2**-0.5)
 
 
+def test_a_barrier_does_not_wait_for_a_site_that_waits_to_be_merged() -> None:
+    """Its late contribution would be merged when the round closes, which waits for its next one."""
+    rounds = make(RoundPolicy(3, 2, max_staleness=1, arrivals_from=2))
+    assert len(close(rounds, "s1", "s2")) == 2
+    rounds.begin(0.0)
+    assert rounds.settled(Key(0, 0, "s3")) == "stale"
+    assert close(rounds, "s1", "s2")
+    assert rounds.settled(Key(0, 1, "s3")) == "", "on arrival it makes a version of its own"
+
+
 def test_a_pace_of_the_sites_own_ends_with_the_samples_of_all() -> None:
     rounds = make(RoundPolicy(3, 1, arrivals_from=0), least_steps=1)
     for count in range(1, 13):
