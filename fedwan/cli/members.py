@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fedwan.cli.arguments import RunFolder, argument, resuming
-from fedwan.cli.run import holds_run
+from fedwan.cli.folder import holds_run
 from fedwan.coordinator.control import ask
 from fedwan.errors import ConfigError
 from fedwan.output.units import aligned, bytes_text, duration_text

@@ -25,9 +25,10 @@ from fedwan.cli.arguments import (
     option,
     resuming,
 )
-from fedwan.config import MASKED, Config
+from fedwan.cli.folder import choose_folder, holds_run, load_config
+from fedwan.config import Config
 from fedwan.errors import ConfigError, RunStopped
-from fedwan.flower.processes import only_one, stop_on_sigterm
+from fedwan.flower.processes import stop_on_sigterm
 from fedwan.output.board import read_run
 from fedwan.output.live import watch
 from fedwan.output.summary import read_summary, render_summary
@@ -102,9 +103,11 @@ def launch(
 
     fedwan launch --sites 2 h=50 -- torchrun --nproc-per-node 2 train.py
 
+    fedwan launch --resume --sites 3 out=runs/launch
+
     The script calls fedwan.join; docs/start.md shows how. Results are in runs/launch.
     """
-    settings, command = split_words(words)
+    settings, command = split_words(words, needs_command=not resume)
     out = choose_folder(Path("runs/launch"), settings, resume=resume)
     given = [f"sites={2 if sites is None else sites}", "workload=command"]
     if resume and (out / "config.yaml").exists():
@@ -112,14 +115,14 @@ def launch(
     run_here(None, [*given, *settings, f"out={out}"], command, resume=resume)
 
 
-def split_words(words: list[str]) -> tuple[list[str], list[str]]:
-    """Settings, and the command that follows them.
+def split_words(words: list[str], *, needs_command: bool = True) -> tuple[list[str], list[str]]:
+    """Settings, and the command that follows them; a run goes on with its own.
 
     >>> split_words(["h=50", "seed=1", "python", "train.py", "--lr=1"])
     (['h=50', 'seed=1'], ['python', 'train.py', '--lr=1'])
     """
     count = next((i for i, word in enumerate(words) if "=" not in word), len(words))
-    if count == len(words):
+    if count == len(words) and needs_command:
         raise ConfigError(
             f"{shlex.join(words)!r} names no command; write it after --, as in "
             "fedwan launch --sites 2 -- python train.py"
@@ -172,82 +175,6 @@ def site(
     from fedwan.flower.site import serve_site
 
     serve_site(settings)
-
-
-def holds_run(out: Path) -> bool:
-    """Whether there is something to go on with, or to lose: a checkpoint, or a summary.
-
-    What a start that failed before its first checkpoint left behind is neither.
-    """
-    return (out / "summary.json").exists() or any((out / "checkpoint").glob("*.safetensors"))
-
-
-def choose_folder(default: Path, words: Sequence[str], *, resume: bool) -> Path:
-    """The run's folder: what a word names, or else the default, or `default-2`, `default-3`, ….
-
-    Resuming takes the latest that holds a run, instead of the first that holds none.
-    """
-    if named := [word.removeprefix("out=") for word in words if word.startswith("out=")]:
-        return Path(named[-1])
-    folders = [default]
-    while folders[-1].exists() and (resume or holds_run(folders[-1])):
-        folders.append(default.with_name(f"{default.name}-{len(folders) + 1}"))
-    if not resume:
-        return folders[-1]
-    return next((folder for folder in reversed(folders) if holds_run(folder)), default)
-
-
-def load_config(
-    path: Path | None, words: Sequence[str], *, resume: bool, from_version: int | None = None
-) -> Config:
-    """The resolved configuration of a run that is about to start, its `out` absolute.
-
-    When a run goes on, `path` may be the `config.yaml` in its folder, wherever that has moved to;
-    without one it is that of the folder that a word names.
-    """
-    # Recipes need torch, which takes seconds; the rest of the command line does without.
-    from fedwan.app import load_run
-
-    if resume and path is None:
-        own = choose_folder(Path(Config().out), words, resume=True) / "config.yaml"
-        path = own if own.exists() else None
-    if resume and path is not None and path.name == "config.yaml" and holds_run(path.parent):
-        words = [f"out={path.parent}", *words]
-    config = load_run(path, words)
-    out = Path(config.out).absolute()
-    config.out = str(out)
-    if out.is_dir() and not (out / "summary.json").exists():
-        with only_one(out, "out"):  # one that is live is told before all else
-            pass
-    if resume:
-        from fedwan.coordinator.model import newest_whole
-
-        if not holds_run(out):
-            raise ConfigError(f"out = {config.out!r} holds no checkpoint yet; leave --resume out")
-        if not (out / "summary.json").exists():
-            newest_whole(out / "checkpoint")  # what is damaged is told before anything starts
-        elif changes := [*_going_back(from_version), *(w for w in words if w[:4] != "out=")]:
-            raise ConfigError(
-                f"the run in {str(out)!r} is complete, {' '.join(changes)} would change nothing; "
-                "train on in a new run with init.NETWORK=FILE, which `fedwan export` writes"
-            )
-    elif going_back := _going_back(from_version):
-        raise ConfigError(f"{going_back[0]} is for a run that goes on; add --resume")
-    elif holds_run(out):
-        raise ConfigError(
-            f"out = {config.out!r} holds a run already; "
-            f"go on with it: {resuming(out)}, or choose another out="
-        )
-    if from_version is not None and config.codec.up in MASKED:
-        raise ConfigError(
-            f"--from-version={from_version}: no version is summed twice under masks; begin a new "
-            "run with init.NETWORK=FILE, which `fedwan export` writes"
-        )
-    return config
-
-
-def _going_back(from_version: int | None) -> list[str]:
-    return [] if from_version is None else [f"--from-version={from_version}"]
 
 
 def run_here(

@@ -23,6 +23,7 @@ from fedwan.app import installed_app
 from fedwan.config import Config, host_and_port, site_names
 from fedwan.coordinator.control import ask
 from fedwan.errors import STOPPED, ConfigError, FedwanError, RunStopped, UserError
+from fedwan.files import replace_text
 from fedwan.flower import private_port, processes
 from fedwan.flower.front_door import FrontDoor
 from fedwan.flower.private_port import HOST
@@ -30,6 +31,7 @@ from fedwan.flower.processes import Service
 from fedwan.flower.site_file import SiteData, SiteFile, load_site
 from fedwan.flower.status import RUN, Start, Status, clientapp_files, serverapp_files, service_file
 from fedwan.link import pki
+from fedwan.output.board import read_run
 
 _TICK_S = 0.5
 _START_TICK_S = 0.05
@@ -190,7 +192,7 @@ def run_local(
     # Sites that each take every core would spend their time waiting for one another.
     config.threads = config.threads or max(1, (cpu_count() or 1) // config.sites)
     folders = [out / "sites" / name for name in site_names(config)]
-    with processes.serving(out, "out", "coordinator.log", stop):
+    with processes.serving(out, "out", "coordinator.log", stop), _taken_back(out):
         if not resume or not all((out / "pki" / folder.name).exists() for folder in folders):
             shutil.rmtree(out / "pki", ignore_errors=True)
             pki.federation(out / "pki", [HOST], site_names(config))
@@ -210,6 +212,26 @@ def run_local(
             _let_end(paths, stop)
 
 
+@contextmanager
+def _taken_back(out: Path) -> Iterator[None]:
+    """Settings and commands are as they were where a start that changes them is refused.
+
+    Else the next start would go on with what cannot be. Once a round was made with them they stay.
+    """
+    paths = [
+        path for path in (out / "config.yaml", *out.glob("sites/*/site.yaml")) if path.exists()
+    ]
+    before = {path: path.read_text() for path in paths}
+    version = read_run(out)[0].version if before else 0
+    try:
+        yield
+    except UserError:
+        if before and read_run(out)[0].version == version:
+            for path, text in before.items():
+                replace_text(path, text)
+        raise
+
+
 def _let_end(paths: Sequence[Path], stop: threading.Event) -> None:
     """The run is over: let the sites' processes end by themselves; scripts may have more to do."""
     deadline = time.monotonic() + _LAST_WORDS_S
@@ -224,12 +246,12 @@ def _site_services(
     identities: Path, folders: Sequence[Path], door_port: int, command: Sequence[str]
 ) -> Iterator[list[Service]]:
     services: list[Service] = []
+    start = (shlex.join(command), str(Path.cwd()))
+    files = [folder / "site.yaml" for folder in folders]
+    if not command and (before := [load_site(path) for path in files if path.exists()]):
+        start = (before[0].command, before[0].folder)  # a run goes on, with what it began with
     try:
-        for folder in folders:
-            path, start = folder / "site.yaml", (shlex.join(command), str(Path.cwd()))
-            if not command and path.exists():  # a run goes on, with what it began with
-                before = load_site(path)
-                start = (before.command, before.folder)
+        for folder, path in zip(folders, files, strict=True):
             SiteFile(
                 site=folder.name,
                 identity=str(identities / folder.name),

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from fedwan.cli import run as commands
-from fedwan.cli.run import choose_folder, load_config, start
+from fedwan.cli.folder import choose_folder, load_config
+from fedwan.cli.run import start
 from fedwan.config import Config
-from fedwan.errors import ConfigError, FedwanError, RunStopped
+from fedwan.errors import ConfigError, FedwanError, RunStopped, UserError
+from fedwan.flower.coordinator import _taken_back
 from fedwan.flower.processes import only_one
 from fedwan.output.outputs import Outputs
 from tests.cli.conftest import Command
@@ -209,6 +211,43 @@ def test_a_run_that_is_done_is_shown_reported_and_not_started_again(
     (page.parent / "checkpoint" / "coordinator.safetensors").write_bytes(b"cut off")
     code, _, err = fedwan("run", str(path), "--resume")
     assert code == 2 and "coordinator.safetensors" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["seed=9"],
+            "seed = 9, and the run in '{out}' began with 0; leave it out, or",
+        ),
+        (["strategy=local_sgd"], "strategy = 'local_sgd', and the run in '{out}' began with 'di"),
+        (["model.width=7", "h=7"], "model.width = 7"),
+        (["steps=10"], "steps = 10, and the run in '{out}' has taken 20; leave it out, or give"),
+    ],
+)
+def test_what_a_run_cannot_change_on_its_way_is_refused(
+    done: Config, fedwan: Command, words: list[str], told: str
+) -> None:
+    out = Path(done.out)
+    (out / "summary.json").unlink()
+    (out / "checkpoint").mkdir()
+    (out / "checkpoint" / "coordinator.safetensors").touch()
+    code, _, err = fedwan("run", str(out / "config.yaml"), "--resume", *words)
+    assert code == 2 and told.format(out=out) in err and err.count("\n") == len(words)
+
+
+def test_what_a_refused_start_has_changed_is_as_it_was(done: Config) -> None:
+    """Unless a round was made with it, the next start would go on with what cannot be."""
+    out = Path(done.out)
+    path, held = out / "config.yaml", (out / "config.yaml").read_text()
+    with pytest.raises(UserError), _taken_back(out):
+        path.write_text(held.replace("sites: 2", "sites: 3"))
+        raise UserError("its networks are other ones")
+    assert path.read_text() == held
+    with pytest.raises(RunStopped), _taken_back(out):
+        path.write_text(held.replace("sites: 2", "sites: 3"))
+        raise RunStopped("Ctrl-C")
+    assert path.read_text() != held
 
 
 def test_a_run_whose_sites_are_elsewhere_is_not_resumed_with_sites_of_this_machine(

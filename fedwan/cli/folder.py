@@ -1,0 +1,122 @@
+"""The folder of a run: which one it is, and what may change when the run in it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedwan._config_tree import leaves_of, overlay, parse_words, read_yaml
+from fedwan.cli.arguments import resuming
+from fedwan.config import MASKED, Config
+from fedwan.errors import ConfigError
+from fedwan.flower.processes import only_one
+from fedwan.output.board import read_run
+
+FIXED = frozenset(
+    {
+        *("workload", "strategy", "seed", "h", "model", "network", "codec"),
+        *("data.name", "data.split", "data.batch", "stream.fragments"),
+    }
+)
+"""Settings and sections that checkpoints are of: a run that goes on keeps them."""
+
+
+def holds_run(out: Path) -> bool:
+    """Whether there is something to go on with, or to lose: a checkpoint, or a summary.
+
+    What a start that failed before its first checkpoint left behind is neither.
+    """
+    return (out / "summary.json").exists() or any((out / "checkpoint").glob("*.safetensors"))
+
+
+def choose_folder(default: Path, words: Sequence[str], *, resume: bool) -> Path:
+    """The run's folder: what a word names, or else the default, or `default-2`, `default-3`, ….
+
+    Resuming takes the latest that holds a run, instead of the first that holds none.
+    """
+    if named := [word.removeprefix("out=") for word in words if word.startswith("out=")]:
+        return Path(named[-1])
+    folders = [default]
+    while folders[-1].exists() and (resume or holds_run(folders[-1])):
+        folders.append(default.with_name(f"{default.name}-{len(folders) + 1}"))
+    if not resume:
+        return folders[-1]
+    return next((folder for folder in reversed(folders) if holds_run(folder)), default)
+
+
+def load_config(
+    path: Path | None, words: Sequence[str], *, resume: bool, from_version: int | None = None
+) -> Config:
+    """The resolved configuration of a run that is about to start, its `out` absolute.
+
+    When a run goes on, `path` may be the `config.yaml` in its folder, wherever that has moved to;
+    without one it is that of the folder that a word names.
+    """
+    # Recipes need torch, which takes seconds; the rest of the command line does without.
+    from fedwan.app import load_run
+
+    if resume and path is None:
+        own = choose_folder(Path(Config().out), words, resume=True) / "config.yaml"
+        path = own if own.exists() else None
+    if resume and path is not None and path.name == "config.yaml" and holds_run(path.parent):
+        words = [f"out={path.parent}", *words]
+    if resume:
+        _check_changes(path, words, goes_back=from_version is not None)
+    config = load_run(path, words)
+    out = Path(config.out).absolute()
+    config.out = str(out)
+    if out.is_dir() and not (out / "summary.json").exists():
+        with only_one(out, "out"):  # one that is live is told before all else
+            pass
+    if resume:
+        from fedwan.coordinator.model import newest_whole
+
+        if not holds_run(out):
+            raise ConfigError(f"out = {config.out!r} holds no checkpoint yet; leave --resume out")
+        if not (out / "summary.json").exists():
+            newest_whole(out / "checkpoint")  # what is damaged is told before anything starts
+        elif changes := [*_going_back(from_version), *(w for w in words if w[:4] != "out=")]:
+            raise ConfigError(
+                f"the run in {str(out)!r} is complete, {' '.join(changes)} would change nothing; "
+                "train on in a new run with init.NETWORK=FILE, which `fedwan export` writes"
+            )
+    elif going_back := _going_back(from_version):
+        raise ConfigError(f"{going_back[0]} is for a run that goes on; add --resume")
+    elif holds_run(out):
+        raise ConfigError(
+            f"out = {config.out!r} holds a run already; "
+            f"go on with it: {resuming(out)}, or choose another out="
+        )
+    if from_version is not None and config.codec.up in MASKED:
+        raise ConfigError(
+            f"--from-version={from_version}: no version is summed twice under masks; begin a new "
+            "run with init.NETWORK=FILE, which `fedwan export` writes"
+        )
+    return config
+
+
+def _check_changes(path: Path | None, words: Sequence[str], *, goes_back: bool) -> None:
+    """Refuse what a run cannot change on its way, before it is told what does not fit together."""
+    trees = [{} if path is None else read_yaml(path), parse_words(words, Config)]
+    out = Path(overlay(Config(), *trees).out)
+    if not (out / "config.yaml").exists() or (out / "summary.json").exists():
+        return
+    board, _ = read_run(out)
+    held, asked = (dict(leaves_of(c)) for c in (board.config, overlay(board.config, *trees)))
+    faults = [
+        f"{key} = {value!r}, and the run in {str(out)!r} began with {held.get(key)!r}; "
+        "leave it out, or begin a new run with init.NETWORK=FILE, which `fedwan export` writes"
+        for key, value in asked.items()
+        if value not in (None, held.get(key)) and not FIXED.isdisjoint((key, key.split(".")[0]))
+    ]
+    if 0 < asked["steps"] < board.step and not goes_back:
+        faults.append(
+            f"steps = {asked['steps']}, and the run in {str(out)!r} has taken {board.step}; "
+            "leave it out, or give more"
+        )
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def _going_back(from_version: int | None) -> list[str]:
+    return [] if from_version is None else [f"--from-version={from_version}"]
