@@ -131,7 +131,7 @@ class Outcome:
         error = disk_full(error) or error
         path, said = _outcome_path(Path(text)), " ".join(str(error or "").split())[:LONGEST_TEXT]
         if error is not None and not isinstance(error, FedwanError):
-            said += _place(error)
+            said += place_of(error)
         word = cls("" if error is None else type(error).__name__, said, step)
         draft = path.with_suffix(f".{os.getpid()}.tmp")
         with contextlib.suppress(OSError):  # another was first, or the disk is full
@@ -206,7 +206,7 @@ def end_with(parent: int) -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """File and line of the last call that is the script's own; nothing if none is."""
     frames = [
         f"{Path(frame.filename).name}:{frame.lineno}"

@@ -11,12 +11,11 @@ import contextvars
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,16 +29,14 @@ from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
 from fedwan.names import nearest
 from fedwan.rng import derive_seed, seed_all
+from fedwan.site.alone import Alone
 from fedwan.site.assignment import Assignment, Outcome, end_with
 from fedwan.site.checkpoint import Stateful
 from fedwan.site.group import open_group
-from fedwan.site.site import NOT_JOINED, Membership, Script, Site
+from fedwan.site.site import Membership, Script, Site
 from fedwan.weights import load_initial
 from fedwan.workloads.base import NetworkKind
 
-SAY_EVERY_S = 10.0
-MOST_ASKED = 10_000
-"""How often a loop may ask in one step whether all is done."""
 KINDS: tuple[NetworkKind, ...] = ("adversarial", "regression")
 
 _membership: contextvars.ContextVar[Membership | None] = contextvars.ContextVar(
@@ -101,7 +98,7 @@ def join(
                 )
         script = Script(modules, optimizers, trained, state or {}, steps, evaluate, sample)
         member = given_membership()
-        return Alone(steps) if member is None else _open(member, script)
+        return Alone(script) if member is None else _open(member, script)
     except Exception as error:
         Outcome.leave(error, 0)
         raise
@@ -131,73 +128,6 @@ def as_member(member: Membership) -> Iterator[None]:
         yield
     finally:
         _membership.reset(token)
-
-
-class Alone:
-    """What `fedwan.join` gives a script that nobody started for a run; the same face as `Site`."""
-
-    name = "alone"
-    global_sha256 = ""
-
-    def __init__(self, num_steps: int) -> None:
-        if num_steps < 1:
-            raise UserError(
-                f"steps = {num_steps}: a script that trains alone has no run to take its length "
-                "from; give fedwan.join(..., steps=2000), or start it with `fedwan launch`"
-            )
-        self.step = 0
-        self.num_steps = num_steps
-        self._asked = 0
-        self._has_joined = False
-        self._losses: dict[str, Tensor | float] = {}
-        self._said_at, self._said_step = time.monotonic(), -1
-
-    def __enter__(self) -> Self:
-        self._has_joined = True
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None and self._said_step < self.step:
-            self._say()
-
-    def __iter__(self) -> Iterator[int]:
-        """Steps, counted from 0."""
-        if not self._has_joined:
-            raise UserError(NOT_JOINED)
-        while not self.is_done:
-            step = self.step
-            yield step
-            if self.step == step:
-                self.after_step()
-
-    def reduce(self) -> None:
-        """Nothing: there is nobody to exchange gradients with."""
-
-    def log(self, **losses: Tensor | float) -> None:
-        """Note scalars of this step; they are printed every ten seconds."""
-        self._losses |= {n: v.detach() if isinstance(v, Tensor) else v for n, v in losses.items()}
-
-    def after_step(self) -> None:
-        """A step is complete."""
-        self.step, self._asked = self.step + 1, 0
-        if time.monotonic() - self._said_at > SAY_EVERY_S:
-            self._say()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether there are no more steps to take."""
-        self._asked += 1
-        if self._asked > MOST_ASKED and self.step < self.num_steps:
-            raise UserError(
-                f"site.is_done was asked {MOST_ASKED:,} times at step {self.step}; call "
-                "site.after_step() once after each step, or iterate over `site`"
-            )
-        return self.step >= self.num_steps
-
-    def _say(self) -> None:
-        self._said_at, self._said_step = time.monotonic(), self.step
-        shown = ", ".join(f"{name} {float(value):.4g}" for name, value in self._losses.items())
-        print(f"step {self.step} of {self.num_steps}: {shown}", flush=True)
 
 
 def _member_of(assignment: Assignment) -> Membership:

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from fedwan.config import Config
-from fedwan.errors import PayloadError, UserError
+from fedwan.errors import FedwanError, PayloadError, UserError
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.limits import MOST_FIGURES
 from fedwan.rng import derive_seed, lent_generators
+from fedwan.site.assignment import place_of
 from fedwan.site.replica import Replica
 from fedwan.site.stub import CoordinatorStub
 from fedwan.state import State, add_prefix
@@ -81,40 +82,91 @@ class Quality:
         began = time.monotonic()
         gpus = [self._device] if self._device.type == "cuda" else []
         figures: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}
         shown: State = {}
         with self._replica.showing(weights), torch.no_grad(), lent_generators(gpus):
             if self._evaluate is not None:
-                found = self._evaluate(self._draws)
-                if not isinstance(found, Mapping):
-                    raise UserError(
-                        f"evaluate returned {type(found).__name__}, not figures by name; "
-                        'return a dict, as {"loss": 0.5}'
-                    )
-                figures = dict(found)
+                figures, tensors = figures_of(self._evaluate, self._draws)
             if self._sample is not None:
                 if not self._num_samples:
-                    one = self._sample(1, self._seed)
+                    one = samples_of(self._sample, 1, self._seed)
                     self._num_samples = max(1, _num_shown(one[:1].numel()))
-                shown["generated"] = self._sample(self._num_samples, self._seed)
-        moments, real = figures.pop("moments", {}), figures.pop("real", None)
-        if real is not None:
+                shown["generated"] = samples_of(self._sample, self._num_samples, self._seed)
+        if (real := tensors.get("real")) is not None:
             shown["real"] = real
         shown = _fitting(shown)
         if self._has_own:
-            shown |= add_prefix("moments", moments)
-        # Tensors of one value, and NumPy's, as numbers.
-        plain = {k: v.item() if hasattr(v, "item") else v for k, v in figures.items()}
-        if len(plain) > MOST_FIGURES:
-            log.warning("of %d figures the first %d are sent", len(plain), MOST_FIGURES)
-            plain = dict(list(plain.items())[:MOST_FIGURES])
-        text = json.dumps(plain)
+            shown |= add_prefix("moments", tensors.get("moments", {}))
+        if len(figures) > MOST_FIGURES:
+            log.warning("of %d figures the first %d are sent", len(figures), MOST_FIGURES)
+            figures = dict(list(figures.items())[:MOST_FIGURES])
+        text = json.dumps(figures)
         if is_leader:
             try:
                 self._stub.report(version, text, safetensors.torch.save(shown))
             except PayloadError as error:
                 log.warning("the coordinator does not take this site's figures: %s", error)
-        if plain:
+        if figures:
             log.info("quality of version %d in %.2f s: %s", version, time.monotonic() - began, text)
+
+
+def figures_of(evaluate: Evaluate, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a script's `evaluate` says: figures as numbers, and its `moments` and `real`.
+
+    Raises:
+        UserError: it fails, or returns something else.
+    """
+    found = _called("evaluate", evaluate, seed)
+    if not isinstance(found, Mapping):
+        raise UserError(
+            f"evaluate returned {type(found).__name__}, not figures by name; "
+            'return a dict, as {"loss": 0.5}'
+        )
+    figures, tensors = {}, {}
+    for name, value in found.items():
+        if name in ("moments", "real"):
+            tensors[name] = value
+            continue
+        try:
+            # Tensors of one value, and NumPy's, as numbers.
+            figures[name] = value.item() if hasattr(value, "item") else value
+            json.dumps({name: figures[name]})
+        except (TypeError, ValueError, RuntimeError):
+            what = f"a {type(value).__name__}" + (
+                f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+            )
+            raise UserError(
+                f"evaluate returned {what} as {name!r}; give each figure as a number, such as "
+                "float(value)"
+            ) from None
+    return figures, tensors
+
+
+def samples_of(sample: Sample, num: int, seed: int) -> Tensor:
+    """What a script's `sample` makes; a `UserError` if it fails, or makes no tensor."""
+    made = _called("sample", sample, num, seed)
+    if not isinstance(made, Tensor) or not made.dim() or not len(made):
+        what = f"a tensor of shape {tuple(made.shape)}" if isinstance(made, Tensor) else repr(made)
+        raise UserError(
+            f"sample({num}, {seed}) returned {what[:80]}; return samples as one tensor, "
+            f"(num, channels, height, width)"
+        )
+    return made
+
+
+def _called(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    """What a script's function returns; what it fails with is told by its name.
+
+    Disks may be back at the next try; what else fails would fail again.
+    """
+    try:
+        return function(*args)
+    except (FedwanError, OSError):
+        raise
+    except Exception as error:
+        log.exception("%s failed", name)
+        text = f"{name} failed: {type(error).__name__}: {' '.join(str(error).split())}"
+        raise UserError(f"{text}{place_of(error)}; its traceback is in the log") from error
 
 
 def _num_shown(num_values: int) -> int:

@@ -56,6 +56,14 @@ NOT_JOINED = (
     "the loop runs over a site that has not joined; write `with fedwan.join(...) as site:` around "
     "it"
 )
+LEFT_EARLY = (
+    "the script left its loop at step {0.step} of {0.num_steps}, before the run was over; iterate "
+    "over `site` to its end"
+)
+PAST_END = (
+    "a step was begun at step {0.step} of {0.num_steps}, after the end of the run; leave the loop "
+    "once site.is_done"
+)
 ASK_AGAIN_S = (0.02, 0.5)
 """Between two Joins while the sites of a run do not agree yet: at first, doubled, and at most."""
 
@@ -98,6 +106,24 @@ class Script:
     """Of the run; 0 leaves it to the configuration."""
     evaluate: Evaluate | None = None
     sample: Sample | None = None
+
+
+def scalars(losses: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
+    """Losses as tensors of one value; a `UserError` of what is none."""
+    found = {}
+    for name, value in losses.items():
+        try:
+            found[name] = torch.as_tensor(value).detach()
+        except (TypeError, ValueError, RuntimeError):
+            raise UserError(
+                f"site.log({name}={str(value)[:40]!r}) is no number; give one, such as loss.mean()"
+            ) from None
+        if found[name].numel() != 1:
+            raise UserError(
+                f"site.log({name}=...) got a tensor of shape {tuple(found[name].shape)}; give one "
+                "number, such as its mean()"
+            )
+    return found
 
 
 class Site:
@@ -192,6 +218,8 @@ class Site:
 
     def _begin_step(self) -> None:
         if not self._is_inside:
+            if self.is_done:
+                raise UserError(PAST_END.format(self))
             self._is_inside = True
             self.meter.begin_step(self.config.data.batch)
 
@@ -208,13 +236,7 @@ class Site:
 
         Tensors stay where they are, so that no GPU is waited for.
         """
-        values = {name: torch.as_tensor(value).detach() for name, value in losses.items()}
-        for name, value in values.items():
-            if value.numel() != 1:
-                raise UserError(
-                    f"site.log({name}=...) got a tensor of shape {tuple(value.shape)}; give one "
-                    "number, such as its mean()"
-                )
+        values = scalars(losses)
         # Copies, in a type whose sum stays exact: the script's own may be written to.
         copies = {n: v.reshape(()).to(torch.float32, copy=True) for n, v in values.items()}
         self.meter.add_losses(copies)
@@ -258,10 +280,7 @@ class Site:
 
     def _finish(self) -> None:
         if not self.is_done:
-            raise UserError(
-                f"the script left its loop at step {self.step} of {self.num_steps}, before the run "
-                "was over; iterate over `site` to its end"
-            )
+            raise UserError(LEFT_EARLY.format(self))
         self._exchange.finish()
         self._checkpoints.settle()  # before the farewell: the last one may have failed
         self._stay()

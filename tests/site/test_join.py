@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from fedwan.coordinator.model import GlobalModel
 from fedwan.errors import UserError
 from fedwan.link import wire_pb2 as wire
 from fedwan.simulation import Absence, simulate
-from fedwan.site import joining
-from fedwan.site.joining import Alone
+from fedwan.site import alone
+from fedwan.site.alone import Alone
 from fedwan.site.site import Site
 from fedwan.state import State
 from tests.site.support import Batches, asked, network
@@ -244,14 +245,77 @@ def refused(folder: Path, train: Callable[[Trainer], object], *words: str) -> st
     return text
 
 
-def test_an_evaluate_that_returns_no_figures_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"evaluate": lambda seed: 0.5}, "evaluate returned float, not figures by name; return"),
+        (
+            {"evaluate": lambda seed: {"fd": torch.ones(2)}},
+            "evaluate returned a Tensor of shape (2,) as 'fd'; give each figure as a number",
+        ),
+        ({"evaluate": lambda seed: {"fd": seed.fd}}, "evaluate failed: AttributeError: 'int' obj"),
+        ({"sample": lambda num, seed: [num]}, "sample(1, 0) returned [1]; return samples as one"),
+        ({"sample": lambda num, seed: 1 / 0}, "sample failed: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_measures_and_fails_is_told_before_the_first_step_alone_and_in_a_run(
+    tmp_path: Path, options: dict[str, Any], told: str
+) -> None:
     def train(trainer: Trainer) -> None:
-        with trainer.join(evaluate=lambda seed: 0.5) as site:
+        with trainer.join(**options) as site:
             for _ in site:
-                trainer.step(site.reduce)
+                raise AssertionError("a step was begun")
 
-    text = refused(tmp_path, train, "steps=4", "sites=1", "h=4")
-    assert "evaluate returned float, not figures by name; return a dict" in text
+    assert told in refused(tmp_path, train, "steps=4", "sites=1", "h=4")
+    with pytest.raises(UserError, match=re.escape(told)), Trainer("sgd").join(steps=2, **options):
+        pass
+
+
+def test_a_loss_that_is_no_number_is_told_alone_and_in_a_run(tmp_path: Path) -> None:
+    def train(trainer: Trainer) -> None:
+        with trainer.join(steps=4) as site:
+            for _ in site:
+                site.log(loss="low")
+
+    told = "site.log(loss='low') is no number; give one, such as loss.mean()"
+    assert refused(tmp_path, train, "steps=4", "sites=1", "h=4") == told
+    with pytest.raises(UserError, match=re.escape(told)):
+        train(Trainer("sgd"))
+
+
+def test_a_step_after_the_end_is_told_alone_and_in_a_run(tmp_path: Path) -> None:
+    def train(trainer: Trainer) -> None:
+        with trainer.join(steps=4) as site:
+            for _ in range(5):
+                trainer.step(site.reduce)
+                site.after_step()
+
+    told = "a step was begun at step 4 of 4, after the end of the run; leave the loop once"
+    assert told in refused(tmp_path, train, "steps=4", "sites=1", "h=4")
+    with pytest.raises(UserError, match=told):
+        train(Trainer("sgd"))
+
+
+def test_alone_quality_is_measured_at_both_ends_and_an_early_end_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trainer, drawn = Trainer("sgd"), torch.get_rng_state()
+
+    def evaluate(seed: int) -> dict[str, float]:
+        assert not trainer.net.training and not torch.is_grad_enabled()
+        return {"fd": float(torch.rand(()) > -1)}
+
+    with trainer.join(steps=3, evaluate=evaluate) as site:
+        for step in site:
+            site.log(loss=1.0)
+            if step == 1:
+                break
+    assert trainer.net.training and torch.equal(torch.get_rng_state(), drawn)
+    told = capsys.readouterr().out.splitlines()
+    assert told[:3] == ["step 0 of 3: fd 1", "step 1 of 3: loss 1", "step 1 of 3: fd 1"]
+    assert told[3].startswith(
+        "in a run this would end the site: the script left its loop at step 1"
+    )
 
 
 def test_a_loop_without_the_with_statement_is_told(tmp_path: Path) -> None:
@@ -447,7 +511,7 @@ def test_a_script_that_nobody_started_trains_alone() -> None:
 def test_alone_each_step_is_said_once_and_the_last_one_always(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], every_s: float
 ) -> None:
-    monkeypatch.setattr(joining, "SAY_EVERY_S", every_s)
+    monkeypatch.setattr(alone, "SAY_EVERY_S", every_s)
     with Trainer("sgd").join(steps=2) as site:
         for step in site:
             site.log(loss=float(step))
@@ -499,8 +563,8 @@ def test_steps_count_that_were_taken_whatever_loop_takes_them(
 
     config = asked("steps=12", *strategy.split())
     run = simulate(config, tmp_path, train=train)
-    with Alone(12) as alone:
-        assert bodies == [loop(Trainer("adamw"), alone)]
+    with Trainer("adamw").join(steps=12) as site:
+        assert bodies == [loop(Trainer("adamw"), site)]
     rounds = [row for row in run.records if row["kind"] == "round"]
     assert [row["step"] for row in rounds][-1] == 12 and run.totals.rejected == 0
     assert sum(row["samples"] for row in rounds) == 12 * config.data.batch
@@ -567,7 +631,7 @@ def test_alone_a_loop_of_ones_own_that_ends_no_step_is_told_so() -> None:
     with Trainer("sgd").join(steps=2) as site:
         while not site.is_done:
             site.after_step()
-        assert all(site.is_done for _ in range(2 * joining.MOST_ASKED))
+        assert all(site.is_done for _ in range(2 * alone.MOST_ASKED))
     with Trainer("sgd").join(steps=2) as site, pytest.raises(UserError, match=r"at step 0; call"):
         while not site.is_done:
             pass
