@@ -128,7 +128,6 @@ class _Order:
         generator: torch.Generator,
         places: Callable[[int], Tensor] | None = None,
     ) -> None:
-        assert num_samples > 0 and batch_size > 0
         self._num_samples, self._batch_size = num_samples, batch_size
         self._generator, self._places = generator, places or self._dealt
         self._order = torch.empty(0, dtype=torch.int64, device="cpu")
@@ -221,6 +220,8 @@ class Loader:
         flip: bool = False,
         places: Callable[[int], Tensor] | None = None,
     ) -> None:
+        if batch_size < 1:
+            raise ConfigError(f"batch_size = {batch_size} is out of range; choose 1 or more")
         self._is_seeded, self._batch_size = generator is not None, batch_size
         self._generator = generator = generator or torch.Generator()
         self._device, self._told, self._flip = device, told, flip

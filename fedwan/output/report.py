@@ -95,14 +95,13 @@ def _cards(run: _Run) -> list[tuple[str, str, str]]:
     fewer = f"{bytes_text(up)} up, {bytes_text(down)} down"
     if sync:
         fewer = f"synchronous training: {sync[0]}, {sync[1]}"
-    step = min((row.step for row in run.sites.values()), default=0)
     happened = [event.event for event in run.events]
     odd = f"{happened.count('rejoin')} rejoined, {happened.count('rejected')} rejected"
     return [
         _quality(run),
         ("Sent over the wire", bytes_text(up + down), fewer),
         ("Utilisation", percent_text(known.utilisation), "share of the time that sites compute"),
-        ("Time", duration_text(wall_s), f"{step:,} of {run.config.steps:,} steps"),
+        ("Time", duration_text(wall_s), f"{run.board.step:,} of {run.config.steps:,} steps"),
         ("Rounds", f"{run.board.version:,}", odd),
     ]
 

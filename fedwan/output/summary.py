@@ -147,12 +147,12 @@ def _lines(summary: Summary, board: Board, out: Path) -> Iterator[tuple[str, str
         yield "privacy", f"{bound} for {private['unit']}; see summary.json for what is not covered"
     yield "weights", f"sha256 {summary.global_sha256[:16]}…"
     picture = out / "samples.png"
-    if picture.is_file() or not board.keeps_samples:
+    is_own = summary.workload == COMMAND
+    if picture.is_file() or not (is_own or board.keeps_samples):
         yield "samples", Text(str(picture), "cyan")
-    elif summary.workload == COMMAND:
-        yield "samples", "none: the script gives no sample="
     else:
-        yield "samples", "stay with the sites"
+        what = "none: the script gives no sample=" if is_own else "stay with the sites"
+        yield "samples", what
     yield "report", Text(str(out / "report.html"), "cyan")
 
 

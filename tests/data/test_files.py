@@ -223,6 +223,18 @@ def test_metadata_and_pictures_that_do_not_match_are_refused(
     refused(text, lambda: open_one(config(tmp_path)))
 
 
+@pytest.mark.parametrize("caption", ['""', "null", '" "'])
+def test_pictures_without_a_caption_are_counted_where_captions_are_wanted(
+    tmp_path: Path, caption: str
+) -> None:
+    lines = lines_of(tmp_path)
+    lines[3:5] = [line.replace(line[line.index('"crop') : -1], caption) for line in lines[3:5]]
+    (tmp_path / "metadata.jsonl").write_text("\n".join(lines))
+    says = r"2 of 30 samples have no caption, the first .*/0003.jpg; give each one a text, or rem"
+    refused(says, lambda: open_shard(config(tmp_path), 0, 1, 0, captions=True))
+    open_one(config(tmp_path))
+
+
 def test_captions_and_labels_that_are_lists_are_refused(tmp_path: Path) -> None:
     rows = table().remove_columns("label")
     lists = rows.add_column("caption", [["a", "b"]] * NUM).add_column("label", [[0, 1]] * NUM)
