@@ -196,6 +196,7 @@ class Federation:
         with self.changed:
             entry = self.registry.sites.get(site)
             if entry is not None:
+                text = text.removeprefix(f"site {site}: ")
                 self.shut_out[site] = text = shown(text, LONGEST_FAILURE)
             is_gone = entry is not None and (entry.is_lost or not entry.session)
         if entry is None:

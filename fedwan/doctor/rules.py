@@ -136,7 +136,8 @@ def learning_rate(chart: Chart, site: str, network: str) -> Told:
     moved = "" if norm is None else f", and it moves {norm:.2g} times as far"
     return (
         f"its learning rate is {mine:.3g}, {ratio:.3g} times the other sites'{moved}",
-        f"start {site} from the run's own configuration: inner.{network}.lr holds for all",
+        f"give {site} the learning rate of the others; in a recipe inner.{network}.lr holds for "
+        "all",
     )
 
 
@@ -186,7 +187,8 @@ def memorising(chart: Chart, site: str, network: str) -> Told:
     return (
         f"it fits a sample of its shard{shard} better than a held-out one in {memory:.0%} "
         f"of the cases{beside}",
-        f"regularise the {network} (model.gamma of a GAN), let it take fewer or smaller steps, "
+        f"regularise the {network} (model.gamma of a GAN recipe), let it take fewer or smaller "
+        "steps, "
         f"or give {site} more data",
     )
 
@@ -204,8 +206,8 @@ def overpowering(chart: Chart, site: str, network: str) -> Told:
     return (
         f"it tells real from generated samples in {min(past):.0%} of the cases (elsewhere "
         f"{typical:.0%}) and moves {norm:.2g} times as far as elsewhere",
-        f"lower inner.{network}.lr or its number of steps at {site}, or raise its penalty "
-        "(model.gamma)",
+        f"lower its learning rate (inner.{network}.lr of a recipe) or its number of steps at "
+        f"{site}, or raise its penalty (model.gamma)",
     )
 
 
@@ -229,8 +231,8 @@ def diverging(chart: Chart, site: str, network: str) -> Told:
     else:
         return None
     return why, (
-        f"check the sign and the weights of the {network}'s loss at {site}; clip its gradients "
-        f"(inner.{network}.clip_norm) or lower inner.{network}.lr"
+        f"check the sign and the weights of the {network}'s loss at {site}; clip its gradients or "
+        f"lower its learning rate (inner.{network}.clip_norm and .lr of a recipe)"
     )
 
 
@@ -250,8 +252,9 @@ def collapse(chart: Chart, site: str, network: str) -> Told:
             return (
                 f"its samples spread {spread:.2f} times as far as real ones, "
                 f"elsewhere {typical:.2f}",
-                f"compare {site}'s losses and settings with the others'; a lower "
-                f"inner.{network}.lr, a penalty on the discriminator or a smaller h hold it",
+                f"compare {site}'s losses and settings with the others'; a lower learning rate "
+                f"(inner.{network}.lr of a recipe), a penalty on the discriminator or a smaller h "
+                "hold it",
             )
     return None
 
@@ -312,8 +315,9 @@ def collapse_everywhere(chart: Chart, _: str, network: str) -> Told:
         if now < _LITTLE_SPREAD and (never or now < 0.4 * max(spreads[:-_COLLAPSE_ROUNDS])):
             return (
                 f"samples of every site spread {now:.2f} times as far as real ones",
-                f"lower inner.{network}.lr or h, raise the discriminator's penalty, and for shards "
-                "of different classes let a GAN be told the class (model.conditional=true)",
+                f"lower the learning rate (inner.{network}.lr of a recipe) or h, raise the "
+                "discriminator's penalty, and for shards of different classes let a GAN be told "
+                "the class (model.conditional=true of a recipe)",
             )
     return None
 
@@ -341,7 +345,7 @@ def memorising_everywhere(chart: Chart, _: str, network: str) -> Told:
     return (
         "at every site it fits samples of the shard better than held-out ones, in "
         f"{min(known):.0%} of the cases or more",
-        f"if quality falls, regularise the {network} (model.gamma of a GAN) or end earlier",
+        f"if quality falls, regularise the {network} (model.gamma of a GAN recipe) or end earlier",
     )
 
 
@@ -363,5 +367,5 @@ def heterogeneity(chart: Chart, _: str, network: str) -> Told:
         "and 1 the same, and none is longer than the others",
         "shards differ, or late in a run the steps are mostly noise: no site's fault; if "
         "quality suffers, a smaller h helps, and a GAN that is told the class "
-        "(model.conditional=true)",
+        "(model.conditional=true of a recipe)",
     )

@@ -278,8 +278,7 @@ def _check(sites: Sequence[Service], paths: Sequence[Path]) -> None:
         if code is not None and (status := Status.read(path)) and status.is_out:
             continue
         if code == ConfigError.exit_code:
-            raise UserError(
-                f"{site.name}: {processes.last_line(site.log).removeprefix('fedwan: ')}"
-            )
+            why = processes.last_line(site.log).removeprefix("fedwan: ")
+            raise UserError(f"{site.name}: {why.removeprefix(f'{site.name}: ')}")
         if code is not None:
             raise site.death()
