@@ -394,6 +394,14 @@ def _load(datasets: Any, name: str, folder: Path) -> tuple[Any, list[str]]:
         if kind == "imagefolder":
             with suppress(OSError):  # told below
                 _refuse_broken_lines(folder)
+        formats = Image.registered_extensions()
+        known = {end for end in formats if formats[end] in _FORMATS} if not files else {files[1:]}
+        if kind and all(path.suffix.lower() not in known for path in folder.rglob("*")):
+            held = files or "images"
+            raise ConfigError(
+                f"data.path = {str(folder)!r} holds no {held}; data.name={name} takes a folder of "
+                f"{what}"
+            ) from None
         raise ConfigError(
             f"data.path = {str(folder)!r} cannot be read ({' '.join(str(error).split())}); "
             f"data.name={name} takes a folder of {what}"

@@ -160,10 +160,11 @@ class Board:
     def _take_event(self, record: EventRecord) -> None:
         if record.event == "listening":
             self.is_listening, self.stopped = True, ""
+            names = site_names(self.config)  # a run may go on with fewer
             for row in self.sites.values():
                 row.since = record.t
                 if row.state not in _GONE:
-                    row.state = "expected"
+                    row.state = "expected" if row.name in names else "left"
         if record.event == "stopped":
             self.stopped = record.text
         self.is_done = self.is_done or record.event == "done"

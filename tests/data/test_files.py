@@ -235,6 +235,17 @@ def test_pictures_without_a_caption_are_counted_where_captions_are_wanted(
     open_one(config(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("name", "held"), [("folder", "images"), ("parquet", "*.parquet"), ("webdataset", "*.tar")]
+)
+def test_a_folder_without_any_such_file_is_told_so(tmp_path: Path, name: str, held: str) -> None:
+    (tmp_path / "notes.txt").touch()
+    refused(
+        f"holds no {re.escape(held)}; data.name={name} takes",
+        lambda: open_one(config(tmp_path, name)),
+    )
+
+
 def test_captions_and_labels_that_are_lists_are_refused(tmp_path: Path) -> None:
     rows = table().remove_columns("label")
     lists = rows.add_column("caption", [["a", "b"]] * NUM).add_column("label", [[0, 1]] * NUM)
@@ -282,9 +293,9 @@ def test_what_is_held_out_stays_when_others_come() -> None:
     ("others", "text"),
     [
         ({"classes": "cat,fox"}, "dog/.* is of class 'dog', which data.classes does not name"),
-        ({"name": "webdataset"}, "cannot be read .*data.name=webdataset takes a folder of webd"),
+        ({"name": "webdataset"}, "holds no \\*.tar; data.name=webdataset takes a folder of webd"),
         ({"name": "hf"}, "cannot be read .*data.name=hf takes a folder of what save_to_disk"),
-        ({"name": "parquet"}, "cannot be read .*data.name=parquet takes a folder of parquet"),
+        ({"name": "parquet"}, "holds no \\*.parquet; data.name=parquet takes a folder of parquet"),
         ({"path": "/no/such"}, "data.path = '/no/such' is no folder on this machine"),
         ({"path": "", "split": "own"}, "data.path is '' where each site has data of its own"),
         ({"batch": 19}, "data.batch = 19 is more than the 18 samples that a site trains on"),

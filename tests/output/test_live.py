@@ -34,6 +34,12 @@ def test_the_table_has_a_row_per_site_and_a_column_per_loss(board: Board) -> Non
         assert part in text
 
 
+def test_a_site_that_a_run_goes_on_without_is_not_waited_for(board: Board) -> None:
+    board.take(record_of(round_row(1, "s3"), 0.0))
+    board.take(event("listening", None))
+    assert board.sites["s3"].state == "left" and "s3" not in board.waiting
+
+
 def test_what_looks_like_markup_is_shown_as_it_is(board: Board) -> None:
     row = round_row(1, "s1") | {"losses": {"[/]": 1.0, ":x:": 2.0}}
     for record in (record_of(row, 0.0), event("warning", "[/]\\")):
