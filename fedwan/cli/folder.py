@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from fedwan._config_tree import leaves_of, overlay, parse_words, read_yaml
@@ -61,8 +61,9 @@ def load_config(
     if resume and path is not None and path.name == "config.yaml" and holds_run(path.parent):
         words = [f"out={path.parent}", *words]
     if resume:
-        _check_changes(path, words, goes_back=from_version is not None)
-    config = load_run(path, words)
+        config = _load_again(path, words, goes_back=from_version is not None)
+    else:
+        config = load_run(path, words)
     out = Path(config.out).absolute()
     config.out = str(out)
     if out.is_dir() and not (out / "summary.json").exists():
@@ -95,25 +96,35 @@ def load_config(
     return config
 
 
-def _check_changes(path: Path | None, words: Sequence[str], *, goes_back: bool) -> None:
-    """Refuse what a run cannot change on its way, before it is told what does not fit together."""
-    trees = [{} if path is None else read_yaml(path), parse_words(words, Config)]
-    out = Path(overlay(Config(), *trees).out)
-    if not (out / "config.yaml").exists() or (out / "summary.json").exists():
-        return
-    board, _ = read_run(out)
-    held, asked = (dict(leaves_of(c)) for c in (board.config, overlay(board.config, *trees)))
-    faults = [
-        f"{key} = {value!r}, and the run in {str(out)!r} began with {held.get(key)!r}; "
-        "leave it out, or begin a new run with init.NETWORK=FILE, which `fedwan export` writes"
-        for key, value in asked.items()
-        if value not in (None, held.get(key)) and not FIXED.isdisjoint((key, key.split(".")[0]))
-    ]
-    if 0 < asked["steps"] < board.step and not goes_back:
-        faults.append(
-            f"steps = {asked['steps']}, and the run in {str(out)!r} has taken {board.step}; "
-            "leave it out, or give more"
+def _load_again(path: Path | None, words: Sequence[str], *, goes_back: bool) -> Config:
+    """The configuration of a run that goes on, as far as it can go on with it."""
+    from fedwan.app import load_run
+
+    asked = overlay(Config(), read_yaml(path) if path else {}, parse_words(words, Config))
+    folder = Path(asked.out)
+    if not (folder / "config.yaml").exists() or (folder / "summary.json").exists():
+        return load_run(path, words)
+    board, _ = read_run(folder)
+    _check_changes(board.config, asked, {"workload", "strategy"})  # all else is of these
+    config = load_run(path, words)
+    _check_changes(board.config, config, FIXED)
+    if 0 < config.steps < board.step and not goes_back:
+        raise ConfigError(
+            f"steps = {config.steps}, and the run in {config.out!r} has taken {board.step}; leave "
+            "it out, or give more"
         )
+    return config
+
+
+def _check_changes(held: Config, asked: Config, keys: Collection[str]) -> None:
+    """Refuse what a run cannot change on its way; of a script, some is still open."""
+    before = dict(leaves_of(held))
+    faults = [
+        f"{key} = {value!r}, and the run in {asked.out!r} began with {before.get(key)!r}; leave it "
+        "out, or begin a new run with init.NETWORK=FILE, which `fedwan export` writes"
+        for key, value in leaves_of(asked)
+        if value not in (None, before.get(key)) and {key, key.split(".")[0]} & {*keys}
+    ]
     if faults:
         raise ConfigError("\n".join(faults))
 

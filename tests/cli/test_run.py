@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -21,7 +22,7 @@ from fedwan.flower.coordinator import _taken_back
 from fedwan.flower.processes import only_one
 from fedwan.output.outputs import Outputs
 from tests.cli.conftest import Command
-from tests.output.runs import make_config, write_run
+from tests.output.runs import make_config, round_row, write_run
 
 
 def finish(config: Config, stop: threading.Event) -> None:
@@ -221,8 +222,8 @@ def test_a_run_that_is_done_is_shown_reported_and_not_started_again(
             "seed = 9, and the run in '{out}' began with 0; leave it out, or",
         ),
         (["strategy=local_sgd"], "strategy = 'local_sgd', and the run in '{out}' began with 'di"),
-        (["model.width=7", "h=7"], "model.width = 7"),
-        (["steps=10"], "steps = 10, and the run in '{out}' has taken 20; leave it out, or give"),
+        (["model.width=16", "h=10"], "model.width = 16"),
+        (["steps=20"], "steps = 20, and the run in '{out}' has taken 40; leave it out, or give"),
     ],
 )
 def test_what_a_run_cannot_change_on_its_way_is_refused(
@@ -232,6 +233,8 @@ def test_what_a_run_cannot_change_on_its_way_is_refused(
     (out / "summary.json").unlink()
     (out / "checkpoint").mkdir()
     (out / "checkpoint" / "coordinator.safetensors").touch()
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"t": 9.0, **round_row(4, "s1")}) + "\n")
     code, _, err = fedwan("run", str(out / "config.yaml"), "--resume", *words)
     assert code == 2 and told.format(out=out) in err and err.count("\n") == len(words)
 
