@@ -26,7 +26,7 @@ from fedwan.cli.arguments import (
     resuming,
 )
 from fedwan.cli.folder import choose_folder, holds_run, load_config
-from fedwan.config import Config
+from fedwan.config import COMMAND, Config
 from fedwan.errors import ConfigError, RunStopped
 from fedwan.flower.processes import stop_on_sigterm
 from fedwan.output.board import read_run
@@ -168,9 +168,11 @@ def site(
 
     It may have more: data.path, data.show_samples, command and recipes; see docs/deploy.md.
     """
-    from fedwan.flower.site_file import load_site
+    from fedwan.flower.site_file import find_command, load_site
 
     settings = load_site(path, words or [])
+    if settings.command:
+        find_command(Config(workload=COMMAND), settings)
     # Imported late, so that a wrong file is told at once.
     from fedwan.flower.site import serve_site
 

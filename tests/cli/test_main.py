@@ -183,3 +183,13 @@ def test_what_a_run_would_be_resolved_to_is_printed(fedwan: Command, tmp_path: P
     # Each fault has a line of its own.
     code, _, err = fedwan("config", "stepz=5", "link.rtt=3")
     assert code == 2 and [line[:20] for line in err.splitlines()] == ["fedwan: unknown key "] * 2
+
+
+def test_a_command_that_is_not_at_the_site_is_told_before_anything_starts(
+    fedwan: Command, tmp_path: Path
+) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text("site: s1\nidentity: s1\ndoor: a:1\ndir: here\ncommand: python nothere.py\n")
+    code, out, err = fedwan("site", str(path))
+    assert (code, out) == (2, "") and "there is no 'nothere.py' in" in err
+    assert not (tmp_path / "here").exists()
