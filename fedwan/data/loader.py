@@ -203,7 +203,8 @@ class Loader:
 
     `dataset` is map-style with at least one sample, or a stream. The CPU `generator` of the order
     is drawn from by nobody else, and may be ahead of the batches that were taken; without one there
-    is one of torch's seed at the first batch, which `fedwan.join` makes each site's own. `workers`
+    is one whose seed is drawn at the first batch from torch's global generator, as torch's samplers
+    do it; `fedwan.join` has made that each site's own. `workers`
     processes read ahead; 0 reads when a batch is asked for. For `told` see `tell`; `flip` mirrors
     half of all pictures, `x` of a batch. `places` gives the samples of the n-th batch, counted from
     1, (any number,) int64, in place of `batch_size` in turn.
@@ -264,9 +265,10 @@ class Loader:
         return self._mirrored(batch) if self._flip else batch
 
     def _seed(self) -> None:
-        """Take torch's seed, unless there is one: later than a script makes it, and joins."""
+        """Draw a seed, unless there is one: later than a script makes the loader, and joins."""
         if not self._is_seeded:
-            self._generator.manual_seed(torch.initial_seed())
+            drawn = torch.empty((), dtype=torch.int64, device="cpu").random_()
+            self._generator.manual_seed(int(drawn))
             self._state = self._order.state_dict() if self._order else {}
             self._is_seeded = True
 

@@ -64,8 +64,11 @@ def test_without_a_generator_the_order_follows_torch_s_seed_at_the_first_batch()
     held = InMemory(Batch(x, x.long()))
     source = Loader(held, 8)  # made before the seed, as before `fedwan.join`
     torch.manual_seed(3)
-    first = take(source, 4)
-    assert torch.equal(first, take(numbers(50, 8, seed=3), 4))
+    first, second = take(source, 4), take(Loader(held, 8), 4)
+    assert not torch.equal(first, second), "two sets of one length are in no common order"
+    torch.manual_seed(3)
+    assert torch.equal(first, take(Loader(held, 8), 4))
+    assert torch.equal(second, take(Loader(held, 8), 4))
     state, then = source.state_dict(), take(source, 9)
     torch.manual_seed(4)
     other = Loader(held, 8)
