@@ -70,6 +70,18 @@ def absolute_path(path: str) -> str:
     return path and str(Path(path).absolute())
 
 
+def stamp_of(folder: Path) -> str:
+    """SHA-256 of names, sizes and times of all files below a folder, in hexadecimal.
+
+    Another one once a file is another one, is changed, or is gone; none of them is read.
+    """
+    found = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name, status = str(path.relative_to(folder)), path.stat()
+        found.update(f"{name!r} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return found.hexdigest()
+
+
 def write_atomically(
     path: Path,
     write: Callable[[BinaryIO], object],

@@ -28,7 +28,7 @@ from fedwan.config import Config, InnerConfig
 from fedwan.data import FILE_NAMES, Shard, source_of
 from fedwan.errors import ConfigError
 from fedwan.extras import require
-from fedwan.files import absolute_path
+from fedwan.files import absolute_path, stamp_of
 from fedwan.models.layers import at_once, clamp_images
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.uses import Needs
@@ -187,7 +187,7 @@ class TextToImage(Simple):
             if made.exists():
                 shutil.rmtree(made)
             with torch.no_grad():
-                self._encode(shard, made)
+                self._encode(shard, made, of)
         names = PIPELINES[self.folder.kind]
         files = {path.stem: np.load(path, mmap_mode="r") for path in sorted(made.glob("*.npy"))}
         self._table = {name: files[name] for name in names}
@@ -200,11 +200,11 @@ class TextToImage(Simple):
 
     def _made_of(self, shard: Shard) -> dict[str, Any]:
         """What decides which latents and embeddings there are, for `_noted`."""
-        counts = len(shard.train), len(shard.held_out["x"])
-        data = {"data": self.config.data.path, "size": self._side, "flip": shard.flip}
-        return {"model": self.model.path, **data, "samples": list(counts)}
+        folder = Path(self.model.path)
+        model = {"model": str(folder), "files": stamp_of(folder)}
+        return {**model, "data": shard.train.stamp(), "size": self._side, "flip": shard.flip}
 
-    def _encode(self, shard: Shard, made: Path) -> None:
+    def _encode(self, shard: Shard, made: Path, of: dict[str, Any]) -> None:
         """Write the files of `prepare`, a batch at a time; all of them are there, or none."""
         ways = (False, True) if shard.flip else (False,)
         count = len(shard.train) * len(ways)
@@ -233,7 +233,7 @@ class TextToImage(Simple):
             done += len(texts)
         for table in tables.values():
             table.flush()
-        (building / _NOTE).write_text(json.dumps(self._made_of(shard)))
+        (building / _NOTE).write_text(json.dumps(of))
         try:
             building.rename(made)
         except OSError:  # another machine of the site was faster

@@ -31,7 +31,9 @@ from fedwan.config import DataConfig
 from fedwan.data.sources import PAIRS, parse_classes, parse_split, size_of, split_indices
 from fedwan.errors import ConfigError
 from fedwan.extras import require
+from fedwan.files import stamp_of
 from fedwan.rng import derive_seed
+from fedwan.state import tensor_bytes
 from fedwan.workloads.base import Batch
 
 _log = logging.getLogger(__name__)
@@ -277,6 +279,11 @@ class Pictures(Dataset[Any]):
     def labels(self) -> Tensor:
         """(n,), int64."""
         return self._files.labels[self._index]
+
+    def stamp(self) -> str:
+        """Another one where other samples are meant, or a file of the data set has changed."""
+        index = hashlib.sha256(tensor_bytes(self._index)).hexdigest()
+        return f"{stamp_of(self._files.folder)} {index}"
 
     def __len__(self) -> int:
         return len(self._index)

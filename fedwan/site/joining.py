@@ -160,6 +160,7 @@ def _member_of(assignment: Assignment) -> Membership:
         show_samples=assignment.show_samples,
         error=assignment.error,
         identity=identity,
+        home=Path(assignment.dir),
     )
 
 

@@ -44,7 +44,7 @@ def take_part(member: Membership, group: Group) -> None:
         load_network(config.eval.features, torch.device(member.device))  # before any step
     workload = recipe.build(config, member.device)
     if prepare := getattr(workload, "prepare", None):
-        shard = prepare(shard, member.folder)
+        shard = prepare(shard, member.home or member.folder)
     load_initial(workload.networks, config.init, config.excluded)
     train(member, group, workload, shard, networks_of(recipe, config))
 

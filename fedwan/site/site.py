@@ -91,6 +91,8 @@ class Membership:
     """How the process before this one ended, for the coordinator to tell."""
     identity: Identity | None = None
     """The site's, which vouches for its masks."""
+    home: Path | None = None
+    """For what this site keeps from run to run; None if nothing is."""
 
 
 @dataclass(frozen=True)

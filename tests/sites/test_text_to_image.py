@@ -17,7 +17,7 @@ import torch
 import fedwan
 from fedwan.app import resolve
 from fedwan.config import Config, DataConfig
-from fedwan.data import open_shard
+from fedwan.data import files, open_shard
 from fedwan.errors import ConfigError
 from fedwan.rng import NamedGenerators, derive_seed
 from fedwan.simulation import simulate
@@ -147,6 +147,12 @@ def test_what_was_encoded_of_other_settings_or_data_is_encoded_anew(
     assert latents(small).shape == (28, 4, 4, 4)
     more = captioned(tmp_path / "more", 50)
     assert len(latents(config(pipeline, more))) == 38
+    lines, table = more / "metadata.jsonl", tmp_path / "encoded" / "encoder_hidden_states.npy"
+    lines.write_text(lines.read_text().replace("a red one", "a new one", 5))
+    before = len(np.load(table))
+    files._open.cache_clear()  # as in another process
+    latents(config(pipeline, more))
+    assert len(np.load(table)) == 1 + before
     other = shutil.copytree(pipeline, tmp_path / "other")
     _edit(other / "vae" / "config.json", scaling_factor=1.0)
     assert not np.array_equal(latents(config(other, pictures)), first)
