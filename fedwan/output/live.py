@@ -177,12 +177,14 @@ def render_board(board: Board, elapsed_s: float) -> RenderableType:
 
 
 def _quality(board: Board) -> str:
-    text = f"Fréchet distance {number_text(board.fd)} (floor {number_text(board.fd_floor)}"
+    text, beside = f"Fréchet distance {number_text(board.fd)}", []
+    if board.fd_floor is not None:
+        beside.append(f"floor {number_text(board.fd_floor)}")
     if board.fd == board.fd_untrained:  # it has not been measured since
         text = f"untrained: {text}"
     elif board.fd_untrained is not None:
-        text += f", untrained {number_text(board.fd_untrained)}"
-    return text + ")"
+        beside.append(f"untrained {number_text(board.fd_untrained)}")
+    return f"{text} ({', '.join(beside)})" if beside else text
 
 
 def _site_table(board: Board) -> Table:

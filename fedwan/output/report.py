@@ -12,6 +12,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from fedwan.config import COMMAND
 from fedwan.files import replace_bytes
 from fedwan.output.board import SiteRow, read_run
 from fedwan.output.chart import WIDTH, Chart, Series, line_chart, stacked_bars
@@ -101,27 +102,37 @@ def _cards(run: _Run) -> list[tuple[str, str, str]]:
         _quality(run),
         ("Sent over the wire", bytes_text(up + down), fewer),
         ("Utilisation", percent_text(known.utilisation), "share of the time that sites compute"),
-        ("Time", duration_text(wall_s), f"{run.board.step:,} of {run.config.steps:,} steps"),
+        (
+            "Time",
+            duration_text(wall_s),
+            f"{min(run.board.step, run.config.steps):,} of {run.config.steps:,} steps",
+        ),
         ("Rounds", f"{run.board.version:,}", odd),
     ]
 
 
 def _quality(run: _Run) -> tuple[str, str, str]:
     fd, floor = run.board.fd, run.board.fd_floor
-    if not run.qualities:
-        return "Quality", number_text(None), "not measured yet"
-    if own := _own_figures(run):
+    own = _own_figures(run)
+    if fd is None and not own:
+        none = run.qualities and run.config.workload == COMMAND
+        why = "the script gives no evaluate=" if none else "not measured yet"
+        return "Quality", number_text(None), why
+    if own:
         name, *others = own
         latest = run.qualities[-1]
         rest = (f"{other} {number_text(latest.figure(other))}" for other in others)
         return name, number_text(latest.figure(name)), "; ".join(rest) or "as the script has it"
-    times = f"{fd / floor:.1f} times the " if fd and floor else ""
-    untrained = run.board.fd_untrained
-    before = "" if untrained is None else f"; untrained {number_text(untrained)}"
-    num = run.qualities[-1].figure("num_real")
-    seen = features_text(run.board.config, run.qualities[-1].figures)
-    told = f"; {seen}n = {int(num)}" if num else ""
-    text = f"{times}floor {number_text(floor)}{before}{told}"
+    parts = []
+    if floor:
+        times = f"{fd / floor:.1f} times the " if fd else ""
+        parts.append(f"{times}floor {number_text(floor)}")
+    if (untrained := run.board.fd_untrained) is not None:
+        parts.append(f"untrained {number_text(untrained)}")
+    latest = run.qualities[-1]
+    if num := latest.figure("num_real"):
+        parts.append(f"{features_text(run.board.config, latest.figures)}n = {int(num)}")
+    text = "; ".join(parts) or "as the script has it"
     return "Fréchet distance", number_text(fd), text
 
 

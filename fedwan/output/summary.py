@@ -178,7 +178,7 @@ def _quality_texts(summary: Summary, board: Board) -> Iterator[Text]:
         yield Text("; ".join(others) or "not measured: the script gives no evaluate=")
         return
     times = f"{fd / floor:.1f} times the " if fd and floor else ""
-    more = f", {times}floor {number_text(floor)}"
+    more = f", {times}floor {number_text(floor)}" if floor else ""
     yield Text.assemble("Fréchet distance ", (number_text(fd), "bold"), more)
     parts = []
     if num := figures.get("num_real"):
