@@ -266,6 +266,7 @@ class World:
 
         while not self.is_complete:
             coordinator, self.sites[name] = self.coordinator, (process := Process(name))
+            self._ended.pop(name, None)  # the coordinator may have lost what it ended with
             link = partial(SeededLink, self, name, process)
             member = Membership(
                 self.config,
