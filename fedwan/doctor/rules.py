@@ -329,7 +329,8 @@ def alike(chart: Chart, _: str, network: str) -> Told:
     if len(agreements) < 2 or any((agreement or 0) < 0.9999 for agreement in agreements):
         return None
     return (
-        "all sites send the same contributions: they take the same samples in the same order",
+        "all sites send nearly the same contributions: they take the same samples in the same "
+        "order, or their samples hardly matter to it",
         "give each site data of its own, or seed the loader with torch.initial_seed() after "
         "fedwan.join; else one site would do as well",
     )

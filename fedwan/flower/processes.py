@@ -125,6 +125,10 @@ def _send(services: Sequence[Service], number: int) -> None:
             os.kill(pid, number)
 
 
+_FRAME = ("===", "---", "error_file:", "traceback :")
+"""What torchrun puts around a process's exit code."""
+
+
 def last_line(log: Path) -> str:
     """The last line of a log that says something, without colours; empty if there is none."""
     try:
@@ -134,7 +138,8 @@ def last_line(log: Path) -> str:
     except OSError:
         return ""
     lines = [_ESCAPES.sub("", line).strip() for line in text.splitlines()]
-    return next((line for line in reversed(lines) if line), "")
+    told = [line for line in lines if line and not line.startswith(_FRAME)]
+    return told[-1] if told else ""
 
 
 def flower_environment(home: Path) -> dict[str, str]:

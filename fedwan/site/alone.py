@@ -13,7 +13,7 @@ from fedwan.errors import UserError
 from fedwan.rng import lent_generators
 from fedwan.site.quality import figures_of, samples_of
 from fedwan.site.replica import evaluating
-from fedwan.site.site import LEFT_EARLY, NOT_JOINED, PAST_END, Script, scalars
+from fedwan.site.site import DATA_ENDED, LEFT_EARLY, NOT_JOINED, PAST_END, Script, scalars
 
 SAY_EVERY_S = 10.0
 MOST_ASKED = 10_000
@@ -46,6 +46,8 @@ class Alone:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, StopIteration):
+            raise UserError(DATA_ENDED.format(self)) from error
         if error is not None:
             return
         if self._said_step < self.step:

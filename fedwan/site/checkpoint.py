@@ -228,7 +228,7 @@ class SiteCheckpoints:
     def _check_processes(self, version: int) -> None:
         num = read_tensors_meta(self._path(version)).get("processes")
         if num != self._group.size:
-            raise CheckpointError(
+            raise UserError(
                 f"checkpoint {self._path(version)} is of {num} processes, this site has "
                 f"{self._group.size}; start as many, or move the folder away"
             )

@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -87,6 +88,17 @@ def join(
         ConfigError: the run's strategy does not fit the networks.
     """
     sys.excepthook = end_in_a_line
+    for what, given in (("networks", networks), ("optimizers", optimizers)):
+        if not isinstance(given, Mapping):
+            raise UserError(
+                f"fedwan.join got {what} as a {type(given).__name__}; give them by name, as in "
+                f'{what}={{"net": …}}'
+            )
+    if odd := [name for name in networks if not re.fullmatch(r"[\w-]+", name)]:
+        raise UserError(
+            f"networks has the name {odd[0]!r}, of which no setting can be named (outer.NAME.lr); "
+            "use letters, digits, _ and -"
+        )
     modules = {name: _unwrapped(module) for name, module in networks.items()}
     try:
         trained = _kinds(_trained(modules, optimizers), kinds)

@@ -130,6 +130,8 @@ def figures_of(evaluate: Evaluate, seed: int) -> tuple[dict[str, Any], dict[str,
         try:
             # Tensors of one value, and NumPy's, as numbers.
             figures[name] = value.item() if hasattr(value, "item") else value
+            if isinstance(figures[name], str):
+                raise TypeError
             json.dumps({name: figures[name]})
         except (TypeError, ValueError, RuntimeError):
             what = f"a {type(value).__name__}" + (

@@ -41,6 +41,7 @@ from fedwan.site.exchange import Exchange
 from fedwan.site.group import Group
 from fedwan.site.masker import Masker
 from fedwan.site.meter import Meter, Work
+from fedwan.site.order import StepOrder
 from fedwan.site.place import Place
 from fedwan.site.quality import Evaluate, Quality, Sample
 from fedwan.site.replica import Replica
@@ -59,6 +60,10 @@ NOT_JOINED = (
 LEFT_EARLY = (
     "the script left its loop at step {0.step} of {0.num_steps}, before the run was over; iterate "
     "over `site` to its end"
+)
+DATA_ENDED = (
+    "the script's data ended at step {0.step} of {0.num_steps}; take a loader that begins anew, as "
+    "fedwan.data.Loader does"
 )
 PAST_END = (
     "a step was begun at step {0.step} of {0.num_steps}, after the end of the run; leave the loop "
@@ -169,6 +174,14 @@ class Site:
         self._exchange = Exchange(self._place, self._listen)
         own = (self.name, member.device, script.evaluate, script.sample)
         self._quality = Quality(config, replica, self._stub, *own)
+        does_exchange = strategy.contributes == "gradient" and config.workload == COMMAND
+        self._order = StepOrder(
+            script.optimizers if does_exchange else {},
+            replica.inner.params,
+            config.inner,
+            config.steps,
+            all_step=strategy.clock == "versions",
+        )
         self._is_inside = False  # whether a step has begun and not ended
         self._has_joined = False
 
@@ -232,6 +245,7 @@ class Site:
         """
         self._begin_step()
         self._exchange.reduce(self.step + 1)
+        self._order.note_exchanged(self.step)
 
     def log(self, **losses: Tensor | float) -> None:
         """Note scalars of this step by name; their means go with the next contribution.
@@ -260,6 +274,7 @@ class Site:
         if self._link is not None:
             self._link.heartbeat(step)
         self.step = self._exchange.after_step(step)
+        self._order.end_step()
 
     @property
     def is_done(self) -> bool:
@@ -272,6 +287,8 @@ class Site:
         A `UserError` if the script left before the run's end.
         """
         try:
+            if isinstance(error, StopIteration):
+                raise UserError(DATA_ENDED.format(self)) from error
             if error is None or (isinstance(error, SystemExit) and not error.code):
                 self._finish()
         except BaseException as failure:
@@ -289,6 +306,7 @@ class Site:
 
     def _close(self, error: BaseException | None) -> None:
         Outcome.leave(error, self.step)
+        self._order.close()
         self._exchange.close()
         self._checkpoints.close()
         if self._link is not None:

@@ -22,7 +22,7 @@ from fedwan.simulation import Absence, simulate
 from fedwan.site import alone
 from fedwan.site.alone import Alone
 from fedwan.site.site import Site
-from fedwan.state import State
+from fedwan.state import State, hash_state
 from tests.site.support import Batches, asked, network
 from tests.support import WrappedLink, same_bits
 
@@ -50,7 +50,7 @@ class Trainer:
     def __init__(self, kind: str) -> None:
         self.net = nn.Sequential(network(), nn.Dropout(0.1))
         self.optimizer = OPTIMIZERS[kind](self.net.parameters())
-        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, STEPS)
+        self.scheduler: Any = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, STEPS)
         self.batches = Batches()
         torch.manual_seed(7)
 
@@ -61,7 +61,8 @@ class Trainer:
         loss.backward()
         reduce()
         self.optimizer.step()
-        self.scheduler.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
         return loss.detach()
 
     def join(self, **options: Any) -> Site | Alone:
@@ -253,6 +254,7 @@ def refused(folder: Path, train: Callable[[Trainer], object], *words: str) -> st
             {"evaluate": lambda seed: {"fd": torch.ones(2)}},
             "evaluate returned a Tensor of shape (2,) as 'fd'; give each figure as a number",
         ),
+        ({"evaluate": lambda seed: {"fd": "low"}}, "evaluate returned a str as 'fd'; give each"),
         ({"evaluate": lambda seed: {"fd": seed.fd}}, "evaluate failed: AttributeError: 'int' obj"),
         ({"sample": lambda num, seed: [num]}, "sample(1, 0) returned [1]; return samples as one"),
         ({"sample": lambda num, seed: 1 / 0}, "sample failed: ZeroDivisionError: division by zero"),
@@ -269,6 +271,35 @@ def test_what_measures_and_fails_is_told_before_the_first_step_alone_and_in_a_ru
     assert told in refused(tmp_path, train, "steps=4", "sites=1", "h=4")
     with pytest.raises(UserError, match=re.escape(told)), Trainer("sgd").join(steps=2, **options):
         pass
+
+
+def test_data_that_end_are_told_alone_and_in_a_run(tmp_path: Path) -> None:
+    def train(trainer: Trainer) -> None:
+        batches = iter(range(2))
+        with trainer.join(steps=4) as site:
+            for _ in site:
+                next(batches)
+                trainer.step(site.reduce)
+
+    told = "the script's data ended at step 2 of 4; take a loader that begins anew, as"
+    assert told in refused(tmp_path, train, "steps=4", "sites=1", "h=4")
+    with pytest.raises(UserError, match=told):
+        train(Trainer("sgd"))
+
+
+@pytest.mark.parametrize(
+    ("networks", "told"),
+    [
+        (lambda net: [net], "fedwan.join got networks as a list; give them by name, as in net"),
+        (lambda net: {"my.net": net}, "networks has the name 'my.net', of which no setting can be"),
+    ],
+)
+def test_networks_without_a_name_that_settings_can_have_are_refused(
+    networks: Callable[[nn.Module], Any], told: str
+) -> None:
+    trainer = Trainer("sgd")
+    with pytest.raises(UserError, match=told):
+        trainer.join(networks=networks(trainer.net), steps=2)
 
 
 def test_a_loss_that_is_no_number_is_told_alone_and_in_a_run(tmp_path: Path) -> None:
@@ -321,6 +352,15 @@ def test_alone_quality_is_measured_at_both_ends_and_an_early_end_is_told(
 def test_a_loop_without_the_with_statement_is_told(tmp_path: Path) -> None:
     text = refused(tmp_path, lambda trainer: list(trainer.join()), "steps=4", "sites=1", "h=4")
     assert "write `with fedwan.join(...) as site:` around it" in text
+
+
+def test_under_sync_a_script_clips_as_the_run_does(tmp_path: Path) -> None:
+    run = simulate(
+        asked("strategy=sync", "inner.net.clip_norm=0.01"),
+        tmp_path,
+        train=lambda _: clip_late(Trainer("adamw")),
+    )
+    assert set(run.site_sha256.values()) == {hash_state(run.model.state)}
 
 
 class Odd:
@@ -435,6 +475,35 @@ def reduce_twice(trainer: Trainer) -> None:
             site.reduce()
 
 
+def scheduled(trainer: Trainer) -> None:
+    """By a scheduler that is not in `state`, where it would be refused at once."""
+    with trainer.join(state={}) as site:
+        for _ in site:
+            trainer.step(site.reduce)
+
+
+def clip_late(trainer: Trainer) -> None:
+    trainer.scheduler = None
+    with trainer.join(state={}) as site:
+        for _ in site:
+            parameters = trainer.net.parameters()
+            trainer.step(lambda p=parameters: (site.reduce(), nn.utils.clip_grad_norm_(p, 0.01)))
+
+
+def step_twice(trainer: Trainer) -> None:
+    with trainer.join(state={}) as site:
+        for _ in site:
+            trainer.step(site.reduce)
+            trainer.optimizer.step()
+
+
+def reduce_early(trainer: Trainer) -> None:
+    with trainer.join(state={}) as site:
+        for _ in site:
+            site.reduce()
+            trainer.step()
+
+
 def log_many(trainer: Trainer) -> None:
     with trainer.join() as site:
         for _ in site:
@@ -456,8 +525,16 @@ def leave_early(trainer: Trainer) -> None:
         ),
         (odd, "strategy=diloco", "state['odd'].state_dict() holds"),
         (leave_early, "strategy=diloco", "left its loop at step 2 of 8"),
-        (no_reduce, "strategy=sync", "gradients, and the step had no site.reduce()"),
-        (no_reduce, "strategy=parameter_server", "and the step had no site.reduce()"),
+        (no_reduce, "strategy=sync", "an optimiser has stepped before site.reduce(), and this"),
+        (no_reduce, "strategy=parameter_server", "has stepped before site.reduce(), and this"),
+        (clip_late, "strategy=sync", "gradients of 'net' have changed since site.reduce(), as by"),
+        (reduce_early, "strategy=sync", "gradients of 'net' have changed since site.reduce(), as"),
+        (
+            scheduled,
+            "strategy=sync",
+            "the lr of 'net' is 0.00982963 at step 1, and the coordinator",
+        ),
+        (step_twice, "strategy=sync", "an optimiser has stepped twice after one site.reduce()"),
         (loop, "strategy=sync", "state['scheduler'] is a CosineAnnealingLR, which the"),
         (no_reduce, "strategy=sync inner.net.lr=0.001", "its lr is 0.01, the settings say 0.001"),
         (no_reduce, "strategy=sync inner.net.name=sgd", "it is AdamW, the settings say 'sgd'"),
@@ -532,10 +609,10 @@ def in_epochs(trainer: Trainer, site: Site | Alone) -> int:
     bodies = epoch = 0
     while not site.is_done:
         for _, part in zip(site, range(5), strict=False):
-            trainer.step(site.reduce if epoch != 1 or part < 3 else lambda: None)
             bodies += 1
             if epoch == 1 and part == 3:
                 break
+            trainer.step(site.reduce)
         epoch += 1
     return bodies
 
@@ -558,6 +635,7 @@ def test_steps_count_that_were_taken_whatever_loop_takes_them(
 
     def train(_: object) -> None:
         trainer = Trainer("adamw")
+        trainer.scheduler = None
         with trainer.join(state={}) as site:
             bodies.append(loop(trainer, site))
 

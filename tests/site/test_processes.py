@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 import fedwan
 from fedwan.app import load_run
 from fedwan.config import Config
-from fedwan.errors import CheckpointError
+from fedwan.errors import UserError
 from fedwan.simulation import RUN_ID, simulate
 from fedwan.site.assignment import read_outcome
 from fedwan.site.group import Group, local, open_group
@@ -179,7 +179,7 @@ def test_a_checkpoint_of_two_processes_is_refused_by_another_number(
     pair: Processes, tmp_path: Path
 ) -> None:
     together(pair, tmp_path, "strategy=diloco", "fsdp")
-    with pytest.raises(CheckpointError, match=r"of 2 processes, this site has 1; start as many"):
+    with pytest.raises(UserError, match=r"of 2 processes, this site has 1; start as many"):
         apart(tmp_path, "strategy=diloco")
 
 
