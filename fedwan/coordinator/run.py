@@ -78,7 +78,8 @@ class CoordinatedRun:
         needed = len(self._names) if is_masked else quorum  # all must be here to agree on masks
         self._run_id = run_id
         self._sources = None if strategy else sources(config)
-        agreement = Agreement(self._names, needed, sources=self._sources)
+        has_steps = config.steps > 0
+        agreement = Agreement(self._names, needed, sources=self._sources, has_steps=has_steps)
         self.hub = Servicer(run_id, self._registry, agreement, self.event, CHUNK_BYTES)
         self.hub.masking = Masking(run_id, self._names, quorum) if is_masked else None
         self._registry.least = quorum if is_masked else 1
@@ -129,7 +130,7 @@ class CoordinatedRun:
                 f"checkpoint in {folder} is of another version of fedwan "
                 f"({error}); resume with the one that it began with"
             ) from None
-        self.hub.agreement.agreed = claim
+        self.hub.agreement.agreed = claim = self.hub.agreement.claim(claim)
         for verb, site, has_joined in decisions(self._folder / JOURNAL):
             # What could be decided then holds, whatever the registry would object to now. But the
             # run's file may not have the site any more.

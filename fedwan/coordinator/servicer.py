@@ -58,7 +58,7 @@ class Servicer(Federation):
         """See `Hub`."""
         try:
             bound(hello)
-            claim = Claim.of(hello)  # before the lock
+            claim = self.agreement.claim(Claim.of(hello))  # before the lock
             if self.masking and (problem := self.masking.objection(site, hello.card)):
                 raise PayloadError(problem)
             objection = self.agreement.objection(site, claim)

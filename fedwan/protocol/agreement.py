@@ -99,13 +99,20 @@ class Agreement:
         needed: int,
         agreed: Claim | None = None,
         sources: Mapping[str, str] | None = None,
+        *,
+        has_steps: bool = False,
     ) -> None:
         self._names = list(site_names)
         self._needed = needed
         self._sources = sources
+        self._has_steps = has_steps
         self._claims: dict[str, Claim] = {}
         self.agreed = agreed
         """What the run was started with, or will be."""
+
+    def claim(self, claim: Claim) -> Claim:
+        """One as it is compared: where the run has steps of its own, a script's say nothing."""
+        return claim._replace(num_steps=0) if self._has_steps else claim
 
     def objection(self, site: str, claim: Claim) -> str:
         """How a claim differs from what was agreed on; takes long, and needs no lock."""

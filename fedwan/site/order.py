@@ -108,9 +108,10 @@ class StepOrder:
         for network in self._networks[id(optimizer)]:
             rate = rate_at(self._inner[network], self._step, self._num_steps)
             for group in optimizer.param_groups:
-                if not math.isclose(float(group["lr"]), rate, rel_tol=1e-6):
+                lr = float(group["lr"])
+                if not math.isclose(lr, rate, rel_tol=1e-6):
                     raise UserError(
-                        f"the lr of {network!r} is {float(group['lr']):g} at step {self._step}, and "
+                        f"the lr of {network!r} is {lr:g} at step {self._step}, and "
                         f"the coordinator, that steps as well, has {rate:g}; leave schedulers "
                         f"out, or set the same by inner.{network}.schedule, {_MEND}"
                     )

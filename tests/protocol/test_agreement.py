@@ -128,3 +128,10 @@ def test_a_run_starts_only_when_as_many_sites_agree_as_it_asks_for(
         told = f"{len(latest)} of 4 sites are here, not {', '.join(missing)}"
         assert agreement.waits_for() == (told if missing else "all sites are here")
     assert json.loads(claim().sources_json)
+
+
+def test_where_the_run_has_steps_of_its_own_a_script_s_are_not_compared() -> None:
+    agreement = Agreement(NAMES, 2, has_steps=True)
+    for site, steps in zip(NAMES, (100, 200), strict=False):
+        assert not agreement.hear(site, agreement.claim(claim(num_steps=steps)))
+    assert agreement.agreed == claim(num_steps=0)
