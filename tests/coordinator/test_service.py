@@ -180,7 +180,7 @@ def test_a_run_that_is_ended_from_outside_keeps_the_reason_and_tells_it_until_it
     assert STOPPED in told and "note  nothing is amiss" in told and "mend  " not in told
 
 
-@pytest.mark.parametrize("others", [{}, {"kind": "round", "site": "s9"}])
+@pytest.mark.parametrize("others", [{}, {"kind": 1.0, "site": 9.0}])
 def test_figures_that_no_record_can_hold_end_no_run(tmp_path: Path, others: Any) -> None:
     class Careless(TinyWorkload):
         def evaluate(self, *args: object) -> dict[str, Any]:
