@@ -363,9 +363,16 @@ def _trained_children(
 
 
 def _check_precision(trainer: Any, site: Site) -> None:
-    """Refuse steps that one site would skip and the others not."""
-    has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
-    if has_scaler and site.strategy.contributes == "gradient":
+    """Refuse steps that one site would skip and the others not, or clip by itself."""
+    if site.strategy.contributes != "gradient":
+        return
+    if trainer.gradient_clip_val and not any(i.clip_norm for i in site.config.inner.values()):
+        raise UserError(
+            f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) clips what the coordinator, "
+            "that steps as well, does not; have it clip by inner.NETWORK.clip_norm, too, or choose "
+            "a strategy that sends deltas, such as diloco"
+        )
+    if getattr(trainer.precision_plugin, "scaler", None) is not None:
         raise UserError(
             f"Trainer(precision={trainer.precision!r}) skips steps whose gradients overflow, which "
             "a strategy that exchanges gradients cannot; set precision='bf16-mixed', or choose a "

@@ -196,6 +196,23 @@ def test_gradients_that_come_after_a_step_are_refused(tmp_path: Path, impatient:
         exchanging(tmp_path, "gan")
 
 
+def test_what_lightning_clips_and_the_coordinator_does_not_is_refused(tmp_path: Path) -> None:
+    class Plain(Net):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.net.parameters(), lr=0.01)
+
+    def train(place: object) -> None:
+        callbacks = [FedwanCallback()]
+        trainer = Trainer(
+            accelerator="cpu", barebones=True, callbacks=callbacks, gradient_clip_val=0.5
+        )
+        trainer.fit(Plain(), DataLoader(torch.ones(4, 2)))
+
+    words = "workload=command strategy=sync sites=1 steps=4 eval.every=0 inner.net.name=adam"
+    with pytest.raises(UserError, match=r"gradient_clip_val=0.5.*inner.NETWORK.clip_norm"):
+        simulate(load_run(None, [*words.split(), "inner.net.lr=0.01"]), tmp_path, train=train)
+
+
 def test_a_fit_that_ends_before_the_run_says_what_to_set(tmp_path: Path, impatient: None) -> None:
     with pytest.raises(UserError, match=r"ended at step 6 of 12.*max_epochs=-1"):
         trained(tmp_path, steps=12, max_epochs=1)
