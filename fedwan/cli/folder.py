@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedwan._config_tree import leaves_of, overlay, parse_words, read_yaml
 from fedwan.cli.arguments import resuming
-from fedwan.config import MASKED, Config
+from fedwan.config import COMMAND, MASKED, Config
 from fedwan.errors import ConfigError
 from fedwan.flower.processes import only_one
 from fedwan.output.board import read_run
@@ -117,13 +117,17 @@ def _load_again(path: Path | None, words: Sequence[str], *, goes_back: bool) -> 
 
 
 def _check_changes(held: Config, asked: Config, keys: Collection[str]) -> None:
-    """Refuse what a run cannot change on its way; of a script, some is still open."""
-    before = dict(leaves_of(held))
+    """Refuse what a run cannot change on its way.
+
+    Of a script's run what is 0 or empty, but for its seed, is open until its networks are known.
+    """
+    before, is_script = dict(leaves_of(held)), asked.workload == COMMAND
     faults = [
         f"{key} = {value!r}, and the run in {asked.out!r} began with {before.get(key)!r}; leave it "
         "out, or begin a new run with init.NETWORK=FILE, which `fedwan export` writes"
         for key, value in leaves_of(asked)
-        if value not in (None, before.get(key)) and {key, key.split(".")[0]} & {*keys}
+        if value != before.get(key) and {key, key.split(".")[0]} & {*keys}
+        if value or key == "seed" or not (value is None or is_script)
     ]
     if faults:
         raise ConfigError("\n".join(faults))

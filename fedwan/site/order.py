@@ -38,11 +38,11 @@ class StepOrder:
     ) -> None:
         self._optimizers, self._parameters, self._inner = optimizers, parameters, inner
         self._num_steps, self._all_step = num_steps, all_step
-        names = {id(parameter): network_of(name) for name, parameter in parameters.items()}
-        self._networks = {
-            id(optimizer): {
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        self._names = {
+            id(optimizer): [
                 names[id(p)] for group in optimizer.param_groups for p in group["params"]
-            }
+            ]
             for optimizer in optimizers.values()
         }
         self._step = 0
@@ -93,10 +93,11 @@ class StepOrder:
         self._stepped.append(optimizer)
         if self._all_step:
             self._check_rate(optimizer)
-        for name, mark in self._present().items():
+        present = self._present()
+        for name in self._names[id(optimizer)]:
             network = network_of(name)
             clips = network in self._inner and self._inner[network].clip_norm > 0
-            if self._marks.get(name) != mark and not clips:
+            if self._marks.get(name) != present.get(name) and not clips:
                 raise UserError(
                     f"gradients of {network!r} have changed since site.reduce(), as by clipping or "
                     "another backward(), and the coordinator steps on those that were exchanged; "
@@ -105,7 +106,7 @@ class StepOrder:
                 )
 
     def _check_rate(self, optimizer: torch.optim.Optimizer) -> None:
-        for network in self._networks[id(optimizer)]:
+        for network in {network_of(name) for name in self._names[id(optimizer)]}:
             rate = rate_at(self._inner[network], self._step, self._num_steps)
             for group in optimizer.param_groups:
                 lr = float(group["lr"])

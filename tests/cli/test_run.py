@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from fedwan.app import complete, load_run
+from fedwan.cli import folder as folder_module
 from fedwan.cli import run as commands
 from fedwan.cli.folder import choose_folder, load_config
 from fedwan.cli.run import start
@@ -237,6 +239,22 @@ def test_what_a_run_cannot_change_on_its_way_is_refused(
         file.write(json.dumps({"t": 9.0, **round_row(4, "s1")}) + "\n")
     code, _, err = fedwan("run", str(out / "config.yaml"), "--resume", *words)
     assert code == 2 and told.format(out=out) in err and err.count("\n") == len(words)
+
+
+@pytest.mark.parametrize("strategy", ["diloco", "streaming_diloco"])
+def test_a_script_s_run_goes_on_with_the_file_that_leaves_its_settings_open(
+    tmp_path: Path, strategy: str
+) -> None:
+    """As a coordinator's service does: what is open there was settled once the sites had joined."""
+    path, out = tmp_path / "c.yaml", tmp_path / "run"
+    path.write_text(f"workload: command\nstrategy: {strategy}\nsites: 2\nout: {out}\n")
+    with Outputs(complete(load_run(path, []), {"net": "regression"}, 600), out):
+        pass
+    (out / "checkpoint").mkdir()
+    config = folder_module._load_again(path, [], goes_back=False)
+    assert config.strategy == strategy
+    with pytest.raises(ConfigError, match="h = 10, and the run in .* began with 20"):
+        folder_module._load_again(path, ["h=10"], goes_back=False)
 
 
 def test_what_a_refused_start_has_changed_is_as_it_was(done: Config) -> None:
