@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from os import cpu_count
 from pathlib import Path
@@ -192,7 +192,9 @@ def run_local(
     # Sites that each take every core would spend their time waiting for one another.
     config.threads = config.threads or max(1, (cpu_count() or 1) // config.sites)
     folders = [out / "sites" / name for name in site_names(config)]
-    with processes.serving(out, "out", "coordinator.log", stop), _taken_back(out):
+    # What a start that failed before has left in a new run's folder is nothing to go back to.
+    kept = _taken_back(out) if resume else nullcontext()
+    with processes.serving(out, "out", "coordinator.log", stop), kept:
         if not resume or not all((out / "pki" / folder.name).exists() for folder in folders):
             shutil.rmtree(out / "pki", ignore_errors=True)
             pki.federation(out / "pki", [HOST], site_names(config))
@@ -218,15 +220,13 @@ def _taken_back(out: Path) -> Iterator[None]:
 
     Else the next start would go on with what cannot be. Once a round was made with them they stay.
     """
-    paths = [
-        path for path in (out / "config.yaml", *out.glob("sites/*/site.yaml")) if path.exists()
-    ]
+    version = read_run(out)[0].version
+    paths = [out / "config.yaml", *out.glob("sites/*/site.yaml")]
     before = {path: path.read_text() for path in paths}
-    version = read_run(out)[0].version if before else 0
     try:
         yield
     except UserError:
-        if before and read_run(out)[0].version == version:
+        if read_run(out)[0].version == version:
             for path, text in before.items():
                 replace_text(path, text)
         raise
