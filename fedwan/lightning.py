@@ -366,11 +366,11 @@ def _check_precision(trainer: Any, site: Site) -> None:
     """Refuse steps that one site would skip and the others not, or clip by itself."""
     if site.strategy.contributes != "gradient":
         return
-    if trainer.gradient_clip_val and not any(i.clip_norm for i in site.config.inner.values()):
+    if trainer.gradient_clip_val:
         raise UserError(
             f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) clips what the coordinator, "
-            "that steps as well, does not; have it clip by inner.NETWORK.clip_norm, too, or choose "
-            "a strategy that sends deltas, such as diloco"
+            "that steps as well, does not; set inner.NETWORK.clip_norm of the run instead, or "
+            "choose a strategy that sends deltas, such as diloco"
         )
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
         raise UserError(

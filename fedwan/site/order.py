@@ -2,6 +2,7 @@
 
 Where gradients travel the coordinator steps as well, or alone: a script that clips after
 `site.reduce()`, or steps before it, would train another model than the run's and not know it.
+What the coordinator clips is clipped here as well, by the same function, to the same bits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from fedwan.config import InnerConfig
 from fedwan.errors import UserError
 from fedwan.state import network_of
-from fedwan.workloads.optim import rate_at
+from fedwan.workloads.optim import clip, rate_at
 
 _MEND = "or choose a strategy that sends deltas, such as strategy=local_sgd h=1"
 
@@ -52,9 +53,14 @@ class StepOrder:
         self._hooks = [o.register_step_pre_hook(self._look) for o in optimizers.values()]
 
     def note_exchanged(self, step: int) -> None:
-        """Gradients of a step, counted from 0, have been exchanged: from now on they stay."""
+        """Gradients of a step, counted from 0, have been exchanged: clipped, they stay."""
+        if not self._hooks:
+            return
         self._step = step
-        self._marks = self._present() if self._hooks else {}
+        for network, inner in self._inner.items() if self._all_step else ():
+            own = [p for name, p in self._parameters.items() if network_of(name) == network]
+            clip(own, inner.clip_norm)
+        self._marks = self._present()
 
     def end_step(self) -> None:
         """A step is complete."""
@@ -95,14 +101,13 @@ class StepOrder:
             self._check_rate(optimizer)
         present = self._present()
         for name in self._names[id(optimizer)]:
-            network = network_of(name)
-            clips = network in self._inner and self._inner[network].clip_norm > 0
-            if self._marks.get(name) != present.get(name) and not clips:
+            if self._marks.get(name) != present.get(name):
+                network = network_of(name)
                 raise UserError(
                     f"gradients of {network!r} have changed since site.reduce(), as by clipping or "
                     "another backward(), and the coordinator steps on those that were exchanged; "
-                    "call every backward() before, clip by the run's own "
-                    f"inner.{network}.clip_norm as well, {_MEND}"
+                    "call every backward() before, leave clipping to site.reduce() by the run's "
+                    f"inner.{network}.clip_norm=1.0, {_MEND}"
                 )
 
     def _check_rate(self, optimizer: torch.optim.Optimizer) -> None:

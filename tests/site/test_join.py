@@ -354,13 +354,21 @@ def test_a_loop_without_the_with_statement_is_told(tmp_path: Path) -> None:
     assert "write `with fedwan.join(...) as site:` around it" in text
 
 
-def test_under_sync_a_script_clips_as_the_run_does(tmp_path: Path) -> None:
-    run = simulate(
-        asked("strategy=sync", "inner.net.clip_norm=0.01"),
-        tmp_path,
-        train=lambda _: clip_late(Trainer("adamw")),
-    )
+def test_under_sync_reduce_clips_as_the_coordinator_does(tmp_path: Path) -> None:
+    norms: list[float] = []
+
+    def train(_: object) -> None:
+        trainer = Trainer("adamw")
+        trainer.scheduler = None
+        with trainer.join(state={}) as site:
+            for _ in site:
+                trainer.step(site.reduce)
+                grads = [p.grad for p in trainer.net.parameters() if p.grad is not None]
+                norms.append(float(nn.utils.get_total_norm(grads)))
+
+    run = simulate(asked("strategy=sync", "inner.net.clip_norm=0.01"), tmp_path, train=train)
     assert set(run.site_sha256.values()) == {hash_state(run.model.state)}
+    assert max(norms) == pytest.approx(0.01, rel=1e-3)
 
 
 class Odd:
