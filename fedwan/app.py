@@ -18,7 +18,8 @@ import dataclasses
 import hashlib
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING
 import fedwan
 from fedwan._config_tree import parse_words, read_yaml
 from fedwan.config import COMMAND, Config, InnerConfig, merge
-from fedwan.errors import ConfigError
+from fedwan.errors import ConfigError, FedwanError, place_of
 from fedwan.files import absolute_path
 from fedwan.names import nearest
 from fedwan.uses import Faults
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _ENTRY_POINTS = frozenset({"server_app", "client_app"})
 _GROUPS = {"sites": "fedwan.workloads", "strategies": "fedwan.strategies"}
+_DOCS = {"sites": "docs/workloads.md", "strategies": "docs/strategies.md"}
 
 
 def app_folders() -> list[Path]:
@@ -110,7 +112,7 @@ def _load(key: str, name: str, folder: str) -> ModuleType:
             f"{what} is none of {', '.join(names)} in {folder}/{nearest(name, names)}"
         )
     if not hasattr(module, "build"):
-        raise ConfigError(f"{what}: {module.__file__} defines no 'build'; see docs/")
+        raise ConfigError(f"{what}: {module.__file__} defines no 'build'; see {_DOCS[folder]}")
     return module
 
 
@@ -141,7 +143,8 @@ def _import_page(what: str, name: str, folder: str, path: Path) -> ModuleType:
     package = importlib.import_module(folder)
     places = [str(root / folder) for root in roots]
     package.__path__ = [*places, *(place for place in package.__path__ if place not in places)]
-    module = importlib.import_module(f"{folder}.{name}")
+    with _told(what):
+        module = importlib.import_module(f"{folder}.{name}")
     if Path(module.__file__ or "").resolve() != path.resolve():
         raise ConfigError(
             f"{what}: {path} is hidden by {module.__file__}, which was imported before it; "
@@ -151,15 +154,28 @@ def _import_page(what: str, name: str, folder: str, path: Path) -> ModuleType:
 
 
 def _import_installed(what: str, module_name: str) -> ModuleType:
+    with _told(what):
+        try:
+            return importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if not f"{module_name}.".startswith(f"{error.name}."):
+                raise  # the recipe's own
+            raise ConfigError(
+                f"{what}: no module {error.name!r} is installed here; install the package that "
+                "holds it at the coordinator and at every site"
+            ) from None
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Tell what stops the import of a page in one line, with its place."""
     try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the recipe's own
-        raise ConfigError(
-            f"{what}: no module {error.name!r} is installed here; install the package that holds "
-            "it at the coordinator and at every site"
-        ) from None
+        yield
+    except FedwanError:
+        raise
+    except Exception as error:
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}{place_of(error)}"
+        raise ConfigError(f"{what} cannot be imported: {text}") from error
 
 
 def load_run(path: Path | None, overrides: Sequence[str]) -> Config:

@@ -185,7 +185,8 @@ class StreamConfig:
     """Streaming: the model travels in fragments, while the sites go on stepping."""
 
     fragments: int = 0
-    """Fragments that the model is cut into; 0 takes the strategy's own."""
+    """Fragments that the model is cut into, or as many as its largest network has modules; 0 takes
+    the strategy's own."""
     tau: int | None = None
     """Steps that a site takes between sending a fragment and mixing its update in; 0 waits for it,
     null takes the strategy's own."""

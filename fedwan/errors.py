@@ -5,6 +5,10 @@ Bugs of our own are `AssertionError`s and keep their traceback.
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
+from pathlib import Path
+
 __all__ = [
     "CheckpointError",
     "ConfigError",
@@ -20,6 +24,7 @@ __all__ = [
     "SiteEjected",
     "UserError",
     "WireError",
+    "place_of",
 ]
 
 
@@ -89,3 +94,18 @@ class SiteDrained(RunStopped):
     """The run's operator has asked this site to leave, which it has done in order."""
 
     exit_code = 0
+
+
+_LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+_NOT_OWN = ("<", str(Path(__file__).parent), *_LIBRARIES)
+"""What the names of files begin with that are not the user's."""
+
+
+def place_of(error: BaseException) -> str:
+    """File and line of the last call that is the user's own, ` (train.py:7)`; '' if none is."""
+    frames = [
+        f"{Path(frame.filename).name}:{frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_NOT_OWN)
+    ]
+    return f" ({frames[-1]})" if frames else ""

@@ -15,7 +15,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedwan.errors import ConfigError
 from fedwan.state import Layout, Role, network_of
 
 
@@ -51,23 +50,20 @@ def whole(layout: Layout) -> tuple[Fragment, ...]:
     return (Fragment(0, dict(sorted(layout.items()))),)
 
 
-def strided(count: int, h: int) -> Fragmentation:
-    """Modules dealt out in turn, each to the lightest of `count` fragments; rounds take `h` steps.
+def strided(most: int, h: int) -> Fragmentation:
+    """Modules dealt out in turn, each to the lightest of `most` fragments; rounds take `h` steps.
 
     So every fragment holds early and late layers, and all weigh about the same: the link is busy
-    all the time. What is returned raises a `ConfigError` for a model of fewer modules.
+    all the time. A model of fewer modules is cut into as many as its largest network has.
     """
 
     def cut(layout: Layout) -> tuple[Fragment, ...]:
-        if count > (most := most_fragments(layout)):
-            raise ConfigError(
-                f"stream.fragments={count} where the largest network has {most} modules to cut "
-                f"between; set stream.fragments={most} or less"
-            )
+        networks = sorted(_modules(layout).values(), key=len, reverse=True)
+        count = min(most, max(map(len, networks), default=0))
         parts: list[Layout] = [{} for _ in range(count)]
         total = [0] * count
         # The network of most modules first: the others fill up what it left uneven.
-        for modules in sorted(_modules(layout).values(), key=len, reverse=True):
+        for modules in networks:
             own = [0] * count
             for module in modules:
                 index = min(range(count), key=lambda i: (own[i], total[i], i))  # noqa: B023
@@ -94,11 +90,6 @@ def often(times: Mapping[str, int], rest: Fragmentation) -> Fragmentation:
         return tuple(fragments)
 
     return cut
-
-
-def most_fragments(layout: Layout) -> int:
-    """Into how many a model can be cut: the modules of its largest network."""
-    return max(map(len, _modules(layout).values()), default=0)
 
 
 def _modules(layout: Layout) -> dict[str, list[Layout]]:

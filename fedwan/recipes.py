@@ -273,8 +273,7 @@ def check_built(config: Config, workload: ModuleType, strategy: Strategy) -> Non
             ]
         )
     has_muon = any(inner.name == "muon" for inner in config.inner.values())
-    is_cut = config.stream.fragments > 1 or bool(_times(config))
-    if has_muon or is_cut or config.excluded or config.init:
+    if has_muon or config.excluded or config.init:
         built = build_nowhere(workload, config)
         if built is not None:  # else it reads its own values
             faults.add(
@@ -288,7 +287,7 @@ def check_built(config: Config, workload: ModuleType, strategy: Strategy) -> Non
             with faults.caught():
                 check_initial(built.networks, config.init, config.excluded)
             with faults.caught():
-                strategy.fragments(travelling(config, built))
+                travelling(config, built)  # refuses what matches nothing, or everything
     faults.tell()
 
 
@@ -335,9 +334,8 @@ def nesterov(momentum: float = 0.9) -> Callable[[Config, NetworkKind], OuterConf
     return default
 
 
-def averaging(config: Config) -> Mapping[str, Transform]:
-    """The mean of the sites' weights: the global ones minus the mean delta."""
-    return dict.fromkeys(config.inner, outer.sgd(lr=1.0))
+AVERAGING = outer.sgd(lr=1.0)
+"""The mean of the sites' weights: the global ones minus the mean delta."""
 
 
 def with_momentum(config: Config) -> Mapping[str, Transform]:
@@ -346,7 +344,7 @@ def with_momentum(config: Config) -> Mapping[str, Transform]:
 
 
 def deltas_in_rounds(
-    config: Config, transforms: Mapping[str, Transform], **others: Any
+    config: Config, transforms: Mapping[str, Transform] | Transform, **others: Any
 ) -> Strategy:
     """Sites send what H steps have moved, and wait; `others` are fields of the strategy."""
     least = config.round.least_steps

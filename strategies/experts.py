@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import torch
 
-from fedwan import outer
 from fedwan.app import load_workload
 from fedwan.config import COMMAND, Config
 from fedwan.coordinator.server_step import step_outer
 from fedwan.errors import ConfigError
 from fedwan.fragments import whole
 from fedwan.models.experts import Experts
-from fedwan.recipes import GATE, barrier_policy, codec
+from fedwan.recipes import AVERAGING, GATE, barrier_policy, codec
 from fedwan.site.replica import Replica
 from fedwan.state import Layout
 from fedwan.strategy import SiteHook, Strategy
@@ -51,7 +50,7 @@ def build(config: Config) -> Strategy:
         contributes="delta",
         h=config.h,
         fragments=whole,
-        server_step=step_outer({network: outer.sgd(lr=1.0) for network in config.inner}),
+        server_step=step_outer(AVERAGING),
         up=codec(config, "up"),
         down=codec(config, "down"),
         policy=barrier_policy(config),

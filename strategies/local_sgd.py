@@ -8,7 +8,7 @@ mean of the weights is the global weights minus the mean delta: outer SGD with l
 from __future__ import annotations
 
 from fedwan.config import Config
-from fedwan.recipes import IN_ROUNDS, MERGES, averaging, deltas_in_rounds
+from fedwan.recipes import AVERAGING, IN_ROUNDS, MERGES, deltas_in_rounds
 from fedwan.strategy import Strategy
 
 USES = (*IN_ROUNDS, *MERGES, "round.least_steps", "privacy.*")
@@ -17,4 +17,4 @@ DEFAULTS = {"h": 20}
 
 def build(config: Config) -> Strategy:
     """The recipe."""
-    return deltas_in_rounds(config, averaging(config), owes="weights")
+    return deltas_in_rounds(config, AVERAGING, owes="weights")

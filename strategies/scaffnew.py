@@ -38,7 +38,7 @@ import torch
 from fedwan.codecs import with_feedback
 from fedwan.config import Config, OuterConfig
 from fedwan.fragments import Fragment
-from fedwan.recipes import APART, GATE, averaging, codec, deltas_in_rounds
+from fedwan.recipes import APART, AVERAGING, GATE, codec, deltas_in_rounds
 from fedwan.site.group import local
 from fedwan.site.replica import Replica
 from fedwan.state import Role, add_prefix, network_of
@@ -55,7 +55,7 @@ def build(config: Config) -> Strategy:
     """The recipe."""
     return deltas_in_rounds(
         config,
-        averaging(config),
+        AVERAGING,
         up=codec(config, "up", with_feedback),
         down=codec(config, "down", with_feedback),
         hook=partial(ControlVariates, {name: o.momentum for name, o in config.outer.items()}),

@@ -9,7 +9,7 @@ coded once for all sites.
 from __future__ import annotations
 
 from fedwan.config import Config
-from fedwan.recipes import IN_ROUNDS, MERGES, averaging, deltas_in_rounds
+from fedwan.recipes import AVERAGING, IN_ROUNDS, MERGES, deltas_in_rounds
 from fedwan.strategy import Strategy
 
 USES = (*IN_ROUNDS, *MERGES)
@@ -18,4 +18,4 @@ DEFAULTS = {"h": 20, "codec.up": "topk2", "codec.down": "int4"}
 
 def build(config: Config) -> Strategy:
     """The recipe."""
-    return deltas_in_rounds(config, averaging(config))
+    return deltas_in_rounds(config, AVERAGING)

@@ -56,6 +56,8 @@ def root(no_recipes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         ("strategies", "__init__", ""),
         ("strategies", "server_app", ""),
         ("strategies", "lacking", "USES = ()"),
+        ("strategies", "broken", "def build(:"),
+        ("strategies", "failing", "\nimport does_not_exist"),
     ]:
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / f"{name}.py").write_text(text)
@@ -119,7 +121,16 @@ def test_recipes_of_installed_packages_are_found_by_module_and_by_entry_point(
         ("workload=my_pkg.no_recipe", "is installed here; install the package that holds it"),
         ("workload=mind", " in sites/; did you mean 'mine'?"),
         ("strategy=gently", "did you mean 'gentle'?"),
-        ("strategy=lacking", "defines no 'build'"),
+        ("strategy=lacking", "defines no 'build'; see docs/strategies.md"),
+        (
+            "strategy=broken",
+            "'broken' cannot be imported: SyntaxError: invalid syntax (broken.py, ",
+        ),
+        (
+            "strategy=failing",
+            "ModuleNotFoundError: No module named 'does_not_exist' (failing.py:2)",
+        ),
+        ("workload=my_pkg.lacking", "No module named 'does_not_exist' (lacking.py:1)"),
         ("workload=client_app", "is none of diffusers_unet, distill, flow, gan, "),
         ("workload=../strategies/gentle", "is none of diffusers_unet, distill, flow, gan, "),
         ("model.widht=3", "unknown key 'model.widht' (= 3); did you mean 'model.width'?"),

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedwan.errors import ConfigError
 from fedwan.fragments import (
     Fragment,
     due_step,
@@ -126,7 +125,11 @@ def test_fragments_weigh_about_the_same_and_hold_parts_of_every_network() -> Non
         assert {network_of(name) for name in fragment.layout} == {"generator", "discriminator"}
 
 
-def test_more_fragments_than_modules_are_refused_with_the_most_that_work() -> None:
+def test_a_model_of_few_modules_is_cut_into_as_many_fragments() -> None:
     layout = layout_of({"net": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))})
-    with pytest.raises(ConfigError, match=r"stream.fragments=3.*set stream.fragments=2 or less"):
-        strided(3, 6)(layout)
+    fragments = strided(4, 6)(layout)
+    assert fragments == strided(2, 6)(layout)
+    assert [(list(f.layout), f.offset) for f in fragments] == [
+        (["net/0.bias", "net/0.weight"], 0),
+        (["net/1.bias", "net/1.weight"], 3),
+    ]

@@ -97,7 +97,6 @@ def test_what_a_strategy_does_not_follow_is_refused_with_one_that_does(
             "steps=119 is no multiple of h=20.*set steps=100 or 120",
         ),
         ("strategy=diloco h=20 steps=7", "steps=7 is no multiple of h=20.*set steps=20"),
-        ("strategy=streaming_diloco stream.fragments=20", "modules to cut between; set stream.fr"),
         ("network.gen.exclude=[a]", "network.gen: workload 'gan' trains"),
         (f"{STREAM} stream.tau=10", "stream.tau = 10 needs stream.tau=9 or less"),
         (f"{STREAM} stream.fragments=11", "fragments = 11 needs stream.fragments=10 or less"),

@@ -200,12 +200,21 @@ def _names_by_tensor(state: State, tensors: Iterable[str]) -> dict[str, list[str
     return names
 
 
-def step_outer(transforms: Mapping[str, Transform]) -> Callable[[State, Layout], ServerStep]:
-    """Outer transforms by network: DiLoCo and its kin.
+def step_outer(
+    transforms: Mapping[str, Transform] | Transform,
+) -> Callable[[State, Layout], ServerStep]:
+    """Outer transforms by network, or one for all of them: DiLoCo and its kin.
 
     What it returns raises a `ConfigError` for a model of other networks.
     """
-    return lambda model, layout: _Outer(model, layout, transforms)
+
+    def make(model: State, layout: Layout) -> ServerStep:
+        if isinstance(transforms, Transform):
+            names = [name for name, spec in layout.items() if spec.role is Role.PARAMETER]
+            return _Outer(model, layout, dict.fromkeys(map(network_of, names), transforms))
+        return _Outer(model, layout, transforms)
+
+    return make
 
 
 def mirror_inner(

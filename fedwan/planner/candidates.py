@@ -16,7 +16,6 @@ import torch
 from fedwan.app import load_strategy, strategy_names
 from fedwan.config import CodecConfig, Config, StreamConfig
 from fedwan.errors import ConfigError
-from fedwan.fragments import most_fragments
 from fedwan.planner.costs import Costs
 from fedwan.planner.links import WireLink
 from fedwan.recipes import resolve_strategy
@@ -149,7 +148,7 @@ def _variants(question: Question, plain: Config, kind: Strategy) -> Iterator[Con
                 steps = -(-steps // max(1, h)) * max(1, h)
             stream = StreamConfig(**question.settled("stream"))
             if kind.overlap.tau and "stream.fragments" not in question.named:
-                stream.fragments = min(FRAGMENTS, h or 1, max(1, most_fragments(question.layout)))
+                stream.fragments = min(FRAGMENTS, h or 1)
             yield replace(plain, h=h, steps=steps, codec=CodecConfig(up, down), stream=stream)
 
 

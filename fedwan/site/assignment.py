@@ -12,18 +12,16 @@ import json
 import os
 import shutil
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
-import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 
 from fedwan import errors
-from fedwan.errors import FedwanError, UserError
+from fedwan.errors import FedwanError, UserError, place_of
 from fedwan.files import disk_full
 
 VARIABLE = "FEDWAN_ASSIGNMENT"
@@ -36,9 +34,6 @@ MEMORY = Path("/dev/shm")  # noqa: S108 - folders of unforeseeable names, for th
 
 _PEER_LOST = ("gloo/transport", "ncclRemoteError")
 """In what torch says of a collective whose other process has died."""
-_LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
-_NOT_OWN = ("<", str(Path(errors.__file__).parent), *_LIBRARIES)
-"""What the names of files begin with that are not the script's."""
 
 
 @dataclass(frozen=True)
@@ -204,16 +199,6 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
-
-
-def place_of(error: BaseException) -> str:
-    """File and line of the last call that is the script's own; nothing if none is."""
-    frames = [
-        f"{Path(frame.filename).name}:{frame.lineno}"
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(_NOT_OWN)
-    ]
-    return f" ({frames[-1]})" if frames else ""
 
 
 def _outcome_path(path: Path) -> Path:

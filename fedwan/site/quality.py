@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from fedwan.config import Config
-from fedwan.errors import FedwanError, PayloadError, UserError
+from fedwan.errors import FedwanError, PayloadError, UserError, place_of
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.limits import MOST_FIGURES
 from fedwan.rng import derive_seed, lent_generators
-from fedwan.site.assignment import place_of
 from fedwan.site.replica import Replica
 from fedwan.site.stub import CoordinatorStub
 from fedwan.state import State, add_prefix

@@ -182,11 +182,11 @@ def test_the_hashes_of_the_last_two_versions_are_known(tmp_path: Path) -> None:
     assert [model.hash_at([version]) for version in (1, 2, 3)] == expected
 
 
-@pytest.mark.parametrize("name", ["local_sgd", "sync"])
+@pytest.mark.parametrize("name", ["diloco", "sync"])
 @pytest.mark.parametrize(
     ("other", "expected"),
     [
-        ("diloco", "does not fit|outer state .* absent|optimiser state"),
+        ("local_sgd", "does not fit|outer state .* absent|optimiser state"),
         ("another workload", "resume with the strategy and workload|optimiser state"),
         ("two fragments", "1 fragments where the strategy has 2"),
         ("nothing", "no checkpoint at .*without --resume"),
@@ -197,7 +197,7 @@ def test_what_cannot_be_gone_on_from_is_refused_in_one_line(
 ) -> None:
     present = strategy_of(name)
     model = make_model(present)
-    if other == "diloco":
+    if other == "local_sgd":
         model = make_model(strategy_of(other))
     elif other == "another workload":
         layout = {"velocity/w": spec((3,))}

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from fedwan.app import load_run
+from fedwan.simulation import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,6 +53,28 @@ def test_sites_of_the_example_step_on_batches_of_their_own(tmp_path: Path) -> No
     first, second = (re.findall(r"tensor\((\S+)\)", log) for log in logs)
     assert len(first) == len(second) == 40
     assert not set(first) & set(second)
+
+
+def test_the_strategy_of_the_example_trains_and_sends_half(
+    no_recipes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "strategies").mkdir()
+    shutil.copy(ROOT / "docs" / "examples" / "fed_adam.py", tmp_path / "strategies")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    words = "workload=flow data.name=ring8 model.width=64 sites=2 h=6 steps=24 eval.every=0".split()
+    config = load_run(None, ["strategy=fed_adam", *words])
+    assert config.outer["velocity"].lr == 0.01
+    runs = {
+        name: simulate(load_run(None, [f"strategy={name}", *words]), tmp_path / name)
+        for name in ("fed_adam", "local_sgd")
+    }
+    ended = runs["fed_adam"]
+    assert len(set(ended.site_sha256.values())) == 1
+    up = [sum(row["bytes_up"] for row in run.records if "bytes_up" in row) for run in runs.values()]
+    assert up[0] < 0.6 * up[1]
+    losses = [row["losses"]["velocity"] for row in ended.records if "losses" in row]
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.slow

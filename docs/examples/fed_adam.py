@@ -1,0 +1,57 @@
+"""FedAdam (Reddi et al. 2021, 2003.00295, algorithm 2), and 16 bits a value instead of bf16's.
+
+A page of one's own: `strategies/fed_adam.py` in the folder that a run is started in, at every site
+as well. `fedwan demo strategy=fed_adam`, or `strategy: fed_adam` in a run's file.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedwan.codecs.base import Codec, Coded, Plain
+from fedwan.codecs.payload import Bytes, tensor_from_bytes
+from fedwan.config import Config, OuterConfig
+from fedwan.outer import Transform
+from fedwan.recipes import IN_ROUNDS, MERGES, codec, deltas_in_rounds
+from fedwan.state import State, TensorSpec, add_prefix, select_prefix, tensor_bytes
+from fedwan.strategy import Strategy
+
+USES = (*IN_ROUNDS, "outer.*.lr", *MERGES)
+DEFAULTS = {"h": 20, "outer.*": OuterConfig(lr=0.01, momentum=0.0)}
+
+
+def build(config: Config) -> Strategy:
+    """What sites and coordinator do with each delta, by a resolved configuration."""
+    steps = {network: adam(outer.lr) for network, outer in config.outer.items()}
+    up = fp16() if config.codec.up == "fp32" else codec(config, "up")
+    return deltas_in_rounds(config, steps, up=up)
+
+
+def adam(lr: float, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-3) -> Transform:
+    """m' = β1 m + (1 - β1) Δ, v' = β2 v + (1 - β2) Δ², θ' = θ - lr m' / (√v' + ε)."""
+
+    def init(params: State) -> State:
+        zeros = {name: torch.zeros_like(value) for name, value in params.items()}
+        return add_prefix("m", zeros) | add_prefix("v", {n: z.clone() for n, z in zeros.items()})
+
+    def update(delta: State, state: State) -> tuple[State, State]:
+        m, v = select_prefix("m", state), select_prefix("v", state)
+        m = {n: beta1 * m[n] + (1 - beta1) * value for n, value in delta.items()}
+        v = {n: beta2 * v[n] + (1 - beta2) * value.square() for n, value in delta.items()}
+        step = {n: m[n] / (v[n].sqrt() + eps) * -lr for n in delta}
+        return step, add_prefix("m", m) | add_prefix("v", v)
+
+    return Transform(init, update)
+
+
+def fp16() -> Codec:
+    """Half precision. `encoding` is its number in a payload, above those of fedwan's own."""
+
+    def encode(value: Tensor, residual: Tensor | None) -> tuple[memoryview, Tensor | None]:
+        return tensor_bytes(value.detach().clamp(-65504, 65504).half()), None
+
+    def read(data: Bytes, spec: TensorSpec) -> Coded:
+        return Plain(tensor_from_bytes(data, torch.float16, spec.shape), torch.float32)
+
+    return Codec("fp16", 100, encode, read, lambda spec: 2 * spec.num_values)
