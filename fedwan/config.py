@@ -32,7 +32,7 @@ from fedwan._config_tree import (
 from fedwan.errors import ConfigError
 from fedwan.files import replace_text
 from fedwan.names import why_unsafe
-from fedwan.uses import Faults, Needs, unmet
+from fedwan.uses import Faults, Needs, effective, unmet
 
 COMMAND = "command"
 """The workload of a training script of the sites' own: its networks are known once it joins."""
@@ -349,6 +349,10 @@ NEEDS = (
         lambda c, n: c.inner[n].name != "own",
         "inner.NETWORK.name=adamw, or what the script makes",
     ),
+    *(
+        Needs(f"inner.*.{key}", lambda c, n: c.inner[n].name != "own", "a recipe")
+        for key in "lr warmup_steps schedule beta1 beta2 weight_decay clip_norm".split()
+    ),
     Needs("inner.*.beta2", lambda c, n: c.inner[n].name != "sgd", "another optimiser than sgd"),
     Needs(
         "inner.*.state",
@@ -425,8 +429,11 @@ def merge(config: Config, *trees: Mapping[str, Any]) -> Config:
 
 
 def dump(config: Config, path: Path) -> None:
-    """Write a configuration as YAML that `load` reads back exactly; the file is replaced whole."""
-    replace_text(path, OmegaConf.to_yaml(OmegaConf.structured(config)))
+    """Write a configuration as YAML that `load` reads back exactly; the file is replaced whole.
+
+    Without settings that could have no effect, as `data.name` of a script.
+    """
+    replace_text(path, OmegaConf.to_yaml(OmegaConf.create(effective(config, NEEDS))))
 
 
 def to_json(config: Config) -> str:

@@ -25,6 +25,7 @@ from fedwan.output.units import (
     percent_text,
     sites_text,
     subject,
+    unmeasured_text,
 )
 
 _MOST_OWN = 8
@@ -115,9 +116,9 @@ def _quality(run: _Run) -> tuple[str, str, str]:
     fd, floor = run.board.fd, run.board.fd_floor
     own = _own_figures(run)
     if fd is None and not own:
-        none = run.qualities and run.config.workload == COMMAND
-        why = "the script gives no evaluate=" if none else "not measured yet"
-        return "Quality", number_text(None), why
+        if run.qualities and run.config.workload == COMMAND:
+            return "Quality", number_text(None), unmeasured_text(run.qualities[-1].figures)
+        return "Quality", number_text(None), "not measured yet"
     if own:
         name, *others = own
         latest = run.qualities[-1]

@@ -19,7 +19,14 @@ from fedwan.errors import ConfigError
 from fedwan.files import replace_text
 from fedwan.output.board import Board
 from fedwan.output.records import finite
-from fedwan.output.units import bytes_text, duration_text, number_text, percent_text, sites_text
+from fedwan.output.units import (
+    bytes_text,
+    duration_text,
+    number_text,
+    percent_text,
+    sites_text,
+    unmeasured_text,
+)
 
 
 @dataclass(frozen=True)
@@ -175,7 +182,7 @@ def _quality_texts(summary: Summary, board: Board) -> Iterator[Text]:
     fd, floor = figures.get("fd"), figures.get("fd_floor")
     if fd is None:
         others = [f"{name} {number_text(value)}" for name, value in figures.items()]
-        yield Text("; ".join(others) or "not measured: the script gives no evaluate=")
+        yield Text("; ".join(others) or f"not measured: {unmeasured_text(summary.quality)}")
         return
     times = f"{fd / floor:.1f} times the " if fd and floor else ""
     more = f", {times}floor {number_text(floor)}" if floor else ""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import safetensors.torch
 import torch
@@ -144,15 +145,19 @@ def figures_of(evaluate: Evaluate, seed: int) -> tuple[dict[str, Any], dict[str,
 
 
 def samples_of(sample: Sample, num: int, seed: int) -> Tensor:
-    """What a script's `sample` makes; a `UserError` if it fails, or makes no tensor."""
+    """What a script's `sample` makes; a `UserError` if it fails, or makes nothing to be drawn."""
     made = _called("sample", sample, num, seed)
-    if not isinstance(made, Tensor) or not made.dim() or not len(made):
-        what = f"a tensor of shape {tuple(made.shape)}" if isinstance(made, Tensor) else repr(made)
+    shape = tuple(made.shape) if isinstance(made, Tensor) else ()
+    are_images = len(shape) == 4 and shape[1] in (1, 3)
+    if not (are_images or shape[1:] == (2,)) or not math.prod(shape):
+        what = f"a tensor of shape {shape}" if isinstance(made, Tensor) else repr(made)
         raise UserError(
-            f"sample({num}, {seed}) returned {what[:80]}; return samples as one tensor, "
-            f"(num, channels, height, width)"
+            f"sample({num}, {seed}) returned {what[:80]}; return one tensor of pictures "
+            "(num, 1 or 3, height, width), or of points (num, 2)"
         )
-    return made
+    if len(made) < num:
+        log.warning("sample(%d, %d) returned %d samples; no more are shown", num, seed, len(made))
+    return cast(Tensor, made)
 
 
 def _called(name: str, function: Callable[..., Any], *args: Any) -> Any:

@@ -256,7 +256,8 @@ def refused(folder: Path, train: Callable[[Trainer], object], *words: str) -> st
         ),
         ({"evaluate": lambda seed: {"fd": "low"}}, "evaluate returned a str as 'fd'; give each"),
         ({"evaluate": lambda seed: {"fd": seed.fd}}, "evaluate failed: AttributeError: 'int' obj"),
-        ({"sample": lambda num, seed: [num]}, "sample(1, 0) returned [1]; return samples as one"),
+        ({"sample": lambda num, seed: [num]}, "sample(1, 0) returned [1]; return one tensor of"),
+        ({"sample": lambda n, seed: torch.ones(n, 8, 8)}, "of shape (1, 8, 8); return one tensor"),
         ({"sample": lambda num, seed: 1 / 0}, "sample failed: ZeroDivisionError: division by zero"),
     ],
 )
