@@ -227,8 +227,8 @@ class Board:
         if not (self.payload_bytes and sent) or self.config.strategy == "sync":
             return None
         sync = 2 * self.config.steps * self.config.sites * self.payload_bytes
-        times = f"{sync / sent:,.0f}" if sync >= 10 * sent else f"{sync / sent:.1f}"
-        return bytes_text(sync), f"{times} times more"
+        times, what = max(sync / sent, sent / sync), "more" if sync >= sent else "less"
+        return bytes_text(sync), f"{times:,.{0 if times >= 10 else 1}f} times {what}"
 
 
 def read_run(out: Path) -> tuple[Board, list[Record]]:

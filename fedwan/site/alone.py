@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from typing import Any, Self
@@ -54,7 +55,7 @@ class Alone:
             self._say()
         self._measure()
         if self.step < self.num_steps:
-            print(f"in a run this would end the site: {LEFT_EARLY.format(self)}", flush=True)
+            _tell(f"in a run this would end the site: {LEFT_EARLY.format(self)}")
 
     def __iter__(self) -> Iterator[int]:
         """Steps, counted from 0."""
@@ -99,7 +100,7 @@ class Alone:
 
     def _print(self, values: dict[str, Any]) -> None:
         shown = ", ".join(f"{k} {v:.4g}" for k, v in values.items() if isinstance(v, int | float))
-        print(f"step {self.step} of {self.num_steps}{shown and f': {shown}'}", flush=True)
+        _tell(f"step {self.step} of {self.num_steps}{shown and f': {shown}'}")
 
     def _measure(self) -> None:
         """As in a run, at its beginning and its end: what fails there fails here."""
@@ -114,3 +115,9 @@ class Alone:
                 samples_of(script.sample, 1, 0)
         if figures:
             self._print(figures)
+
+
+def _tell(text: str) -> None:
+    """Print a line, once where torchrun started several processes."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, flush=True)
