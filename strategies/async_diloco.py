@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from fedwan import outer
 from fedwan.config import Config
-from fedwan.coordinator.server_step import step_outer
-from fedwan.fragments import whole
 from fedwan.protocol.policy import RoundPolicy
-from fedwan.recipes import ARRIVAL, LOCAL_STEPS, codec, nesterov
+from fedwan.recipes import ARRIVAL, LOCAL_STEPS, deltas_in_rounds, nesterov
 from fedwan.strategy import Strategy
 
 USES = (*LOCAL_STEPS, "outer.*", "round.max_staleness", "round.least_steps")
@@ -25,26 +23,15 @@ WARMUP = 5
 def build(config: Config) -> Strategy:
     """The recipe."""
     rounds = config.round
-    return Strategy(
-        contributes="delta",
-        h=config.h,
-        fragments=whole,
-        server_step=step_outer(
-            {
-                network: outer.delayed_nesterov(o.lr, o.momentum, every=config.sites)
-                for network, o in config.outer.items()
-            }
-        ),
-        up=codec(config, "up"),
-        down=codec(config, "down"),
-        owes="weights",
-        policy=RoundPolicy(
-            config.sites,
-            rounds.quorum,
-            rounds.patience_s,
-            max_staleness=rounds.max_staleness,
-            arrivals_from=WARMUP,
-        ),
-        clock="samples",
-        least_steps=rounds.least_steps,
+    policy = RoundPolicy(
+        config.sites,
+        rounds.quorum,
+        rounds.patience_s,
+        max_staleness=rounds.max_staleness,
+        arrivals_from=WARMUP,
     )
+    steps = {
+        network: outer.delayed_nesterov(o.lr, o.momentum, every=config.sites)
+        for network, o in config.outer.items()
+    }
+    return deltas_in_rounds(config, steps, owes="weights", policy=policy, clock="samples")

@@ -20,11 +20,9 @@ import torch
 
 from fedwan.app import load_workload
 from fedwan.config import COMMAND, Config
-from fedwan.coordinator.server_step import step_outer
 from fedwan.errors import ConfigError
-from fedwan.fragments import whole
 from fedwan.models.experts import Experts
-from fedwan.recipes import AVERAGING, GATE, barrier_policy, codec
+from fedwan.recipes import AVERAGING, GATE, deltas_in_rounds
 from fedwan.site.replica import Replica
 from fedwan.state import Layout
 from fedwan.strategy import SiteHook, Strategy
@@ -46,17 +44,7 @@ def check(config: Config) -> None:
 
 def build(config: Config) -> Strategy:
     """The recipe."""
-    return Strategy(
-        contributes="delta",
-        h=config.h,
-        fragments=whole,
-        server_step=step_outer(AVERAGING),
-        up=codec(config, "up"),
-        down=codec(config, "down"),
-        policy=barrier_policy(config),
-        hook=OwnExpert,
-        share=own_expert,
-    )
+    return deltas_in_rounds(config, AVERAGING, hook=OwnExpert, share=own_expert)
 
 
 def own_expert(layout: Layout, site: int) -> Layout:
