@@ -18,7 +18,8 @@ from PIL import Image
 
 from fedwan.config import DataConfig
 from fedwan.data import files, open_shard
-from fedwan.data.files import BadPicture, Transform, hold_out, open_files
+from fedwan.data.decode import BadPicture, Transform
+from fedwan.data.files import hold_out, open_files
 from fedwan.errors import ConfigError
 from fedwan.metrics import measure_quality, num_generated
 from tests.data.files import (
