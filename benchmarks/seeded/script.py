@@ -14,7 +14,8 @@ from torch import nn
 
 from fedwan.config import MASKED, Config
 from fedwan.site.group import Group
-from fedwan.site.site import Membership, Script, Site
+from fedwan.site.script import Script
+from fedwan.site.site import Membership, Site
 
 KINDS = {"generator": "adversarial", "discriminator": "adversarial"}
 

@@ -14,7 +14,7 @@ from fedwan.errors import UserError
 from fedwan.rng import lent_generators
 from fedwan.site.quality import figures_of, samples_of
 from fedwan.site.replica import evaluating
-from fedwan.site.site import DATA_ENDED, LEFT_EARLY, NOT_JOINED, PAST_END, Script, scalars
+from fedwan.site.script import DATA_ENDED, LEFT_EARLY, NOT_JOINED, PAST_END, Script, scalars
 
 SAY_EVERY_S = 10.0
 MOST_ASKED = 10_000

@@ -34,7 +34,8 @@ from fedwan.site.alone import Alone
 from fedwan.site.assignment import Assignment, Outcome, end_with
 from fedwan.site.checkpoint import Stateful
 from fedwan.site.group import open_group
-from fedwan.site.site import Membership, Script, Site
+from fedwan.site.script import Script
+from fedwan.site.site import Membership, Site
 from fedwan.weights import load_initial
 from fedwan.workloads.base import NetworkKind
 

@@ -26,7 +26,8 @@ from fedwan.site.assignment import VARIABLE, meeting_folder
 from fedwan.site.checkpoint import Stateful
 from fedwan.site.group import Group, open_group
 from fedwan.site.joining import end_in_a_line, given_membership
-from fedwan.site.site import Membership, Script, Site
+from fedwan.site.script import Script
+from fedwan.site.site import Membership, Site
 from fedwan.site.vitals import Vitals
 from fedwan.weights import load_initial
 from fedwan.workloads.base import NetworkKind, Workload

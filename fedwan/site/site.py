@@ -17,15 +17,14 @@ import logging
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty
 from typing import Self
 
 import torch
-from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch import Tensor
 
 from fedwan.app import complete, load_strategy, sources
 from fedwan.codecs.masked import check_maskable
@@ -36,39 +35,30 @@ from fedwan.link.base import PROTOCOL, Link
 from fedwan.link.client import HEARTBEAT_S
 from fedwan.link.tls import Identity
 from fedwan.site.assignment import Outcome, tell_welcome
-from fedwan.site.checkpoint import SiteCheckpoints, Stateful
+from fedwan.site.checkpoint import SiteCheckpoints
 from fedwan.site.exchange import Exchange
 from fedwan.site.group import Group
 from fedwan.site.masker import Masker
 from fedwan.site.meter import Meter, Work
 from fedwan.site.order import StepOrder
 from fedwan.site.place import Place
-from fedwan.site.quality import Evaluate, Quality, Sample
+from fedwan.site.quality import Quality
 from fedwan.site.replica import Replica
+from fedwan.site.script import (
+    DATA_ENDED,
+    LEFT_EARLY,
+    NOT_JOINED,
+    PAST_END,
+    Script,
+    check_optimizers,
+    scalars,
+)
 from fedwan.site.stub import CoordinatorStub
 from fedwan.state import layout_to_json
 from fedwan.strategy import SiteHook, Strategy
-from fedwan.workloads.base import NetworkKind
-from fedwan.workloads.optim import difference
 
 log = logging.getLogger(__name__)
 
-NOT_JOINED = (
-    "the loop runs over a site that has not joined; write `with fedwan.join(...) as site:` around "
-    "it"
-)
-LEFT_EARLY = (
-    "the script left its loop at step {0.step} of {0.num_steps}, before the run was over; iterate "
-    "over `site` to its end"
-)
-DATA_ENDED = (
-    "the script's data ended at step {0.step} of {0.num_steps}; take a loader that begins anew, as "
-    "fedwan.data.Loader does"
-)
-PAST_END = (
-    "a step was begun at step {0.step} of {0.num_steps}, after the end of the run; leave the loop "
-    "once site.is_done"
-)
 ASK_AGAIN_S = (0.02, 0.5)
 """Between two Joins while the sites of a run do not agree yet: at first, doubled, and at most."""
 
@@ -100,39 +90,6 @@ class Membership:
     """For what this site keeps from run to run; None if nothing is."""
 
 
-@dataclass(frozen=True)
-class Script:
-    """What a training script brings."""
-
-    networks: Mapping[str, nn.Module]
-    optimizers: Mapping[str, torch.optim.Optimizer]
-    kinds: Mapping[str, NetworkKind]
-    """By network; of those that are trained."""
-    state: Mapping[str, Stateful]
-    num_steps: int = 0
-    """Of the run; 0 leaves it to the configuration."""
-    evaluate: Evaluate | None = None
-    sample: Sample | None = None
-
-
-def scalars(losses: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
-    """Losses as tensors of one value; a `UserError` of what is none."""
-    found = {}
-    for name, value in losses.items():
-        try:
-            found[name] = torch.as_tensor(value).detach()
-        except (TypeError, ValueError, RuntimeError):
-            raise UserError(
-                f"site.log({name}={str(value)[:40]!r}) is no number; give one, such as loss.mean()"
-            ) from None
-        if found[name].numel() != 1:
-            raise UserError(
-                f"site.log({name}=...) got a tensor of shape {tuple(found[name].shape)}; give one "
-                "number, such as its mean()"
-            )
-    return found
-
-
 class Site:
     """One site's part in one run: a context manager, and an iterator over its steps.
 
@@ -155,7 +112,8 @@ class Site:
             script.networks, script.optimizers, config.inner, config.excluded, group
         )
         group.agree("initial weights", replica.initial_sha256)
-        self._check_optimizers()
+        does_step = strategy.contributes == "gradient"
+        check_optimizers(script, config, replica.inner, does_step=does_step)
         hook = strategy.hook(replica) if strategy.hook else SiteHook()
         self._link = link = member.open_link() if group.rank == 0 else None
         self._masker = self._make_masker() if strategy.up.mask_bits and link else None
@@ -174,9 +132,8 @@ class Site:
         self._exchange = Exchange(self._place, self._listen)
         own = (self.name, member.device, script.evaluate, script.sample)
         self._quality = Quality(config, replica, self._stub, *own)
-        does_exchange = strategy.contributes == "gradient" and config.workload == COMMAND
         self._order = StepOrder(
-            script.optimizers if does_exchange else {},
+            script.optimizers if does_step and config.workload == COMMAND else {},
             replica.inner.params,
             config.inner,
             config.steps,
@@ -339,28 +296,6 @@ class Site:
         if welcome.send_initial:
             self._open_run()
         return self._exchange.begin(list(welcome.versions), welcome.run_step)
-
-    def _check_optimizers(self) -> None:
-        """Refuse those of a script whose steps or moments others take to be what settings say."""
-        config, script = self.config, self._script
-        does_step = self.strategy.contributes == "gradient"
-        if config.workload != COMMAND:
-            return
-        for network, inner in config.inner.items():
-            for name in self.replica.inner.of_network(network):
-                text = difference(inner, script.optimizers[name])
-                if text and (does_step or inner.state == "average"):
-                    what = "the coordinator steps as well" if does_step else "sites' moments merge"
-                    raise UserError(
-                        f"optimizers[{name!r}] is not the one that {what}: {text}; make them agree "
-                        f"(inner.{network}.*), or take another strategy, as strategy=local_sgd h=1"
-                    )
-        for name, part in script.state.items() if does_step else ():
-            if isinstance(part, LRScheduler) or getattr(part, "is_enabled", bool)():
-                raise UserError(
-                    f"state[{name!r}] is a {type(part).__name__}, which the coordinator, that "
-                    f"steps as well, knows nothing of; take it out, or strategy=local_sgd h=1"
-                )
 
     def _make_masker(self) -> Masker:
         """This site's masks, whose keys are in its folder."""

@@ -34,7 +34,8 @@ from fedwan.simulation import RUN_ID, simulate
 from fedwan.site.assignment import VARIABLE, Assignment, drop_meeting
 from fedwan.site.group import Group
 from fedwan.site.joining import as_member
-from fedwan.site.site import Membership, Script, Site
+from fedwan.site.script import Script
+from fedwan.site.site import Membership, Site
 from fedwan.state import State, hash_state
 
 ROOT = Path(__file__).resolve().parents[2]

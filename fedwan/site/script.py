@@ -1,0 +1,94 @@
+"""What a training script brings to a site, and what it is told where it does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from fedwan.config import COMMAND, Config
+from fedwan.errors import UserError
+from fedwan.optim_state import NamedOptimizers
+from fedwan.site.checkpoint import Stateful
+from fedwan.site.quality import Evaluate, Sample
+from fedwan.workloads.base import NetworkKind
+from fedwan.workloads.optim import difference
+
+NOT_JOINED = (
+    "the loop runs over a site that has not joined; write `with fedwan.join(...) as site:` around "
+    "it"
+)
+LEFT_EARLY = (
+    "the script left its loop at step {0.step} of {0.num_steps}, before the run was over; iterate "
+    "over `site` to its end"
+)
+DATA_ENDED = (
+    "the script's data ended at step {0.step} of {0.num_steps}; take a loader that begins anew, as "
+    "fedwan.data.Loader does"
+)
+PAST_END = (
+    "a step was begun at step {0.step} of {0.num_steps}, after the end of the run; leave the loop "
+    "once site.is_done"
+)
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a training script brings."""
+
+    networks: Mapping[str, nn.Module]
+    optimizers: Mapping[str, torch.optim.Optimizer]
+    kinds: Mapping[str, NetworkKind]
+    """By network; of those that are trained."""
+    state: Mapping[str, Stateful]
+    num_steps: int = 0
+    """Of the run; 0 leaves it to the configuration."""
+    evaluate: Evaluate | None = None
+    sample: Sample | None = None
+
+
+def scalars(losses: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
+    """Losses as tensors of one value; a `UserError` of what is none."""
+    found = {}
+    for name, value in losses.items():
+        try:
+            found[name] = torch.as_tensor(value).detach()
+        except (TypeError, ValueError, RuntimeError):
+            raise UserError(
+                f"site.log({name}={str(value)[:40]!r}) is no number; give one, such as loss.mean()"
+            ) from None
+        if found[name].numel() != 1:
+            raise UserError(
+                f"site.log({name}=...) got a tensor of shape {tuple(found[name].shape)}; give one "
+                "number, such as its mean()"
+            )
+    return found
+
+
+def check_optimizers(
+    script: Script, config: Config, held: NamedOptimizers, *, does_step: bool
+) -> None:
+    """Refuse those of a script whose steps or moments others take to be what settings say.
+
+    `held` are the optimisers with the networks' names; `does_step`: the coordinator steps as well.
+    """
+    if config.workload != COMMAND:
+        return
+    for network, inner in config.inner.items():
+        for name in held.of_network(network):
+            text = difference(inner, script.optimizers[name])
+            if text and (does_step or inner.state == "average"):
+                what = "the coordinator steps as well" if does_step else "sites' moments merge"
+                raise UserError(
+                    f"optimizers[{name!r}] is not the one that {what}: {text}; make them agree "
+                    f"(inner.{network}.*), or take another strategy, as strategy=local_sgd h=1"
+                )
+    for name, part in script.state.items() if does_step else ():
+        if isinstance(part, LRScheduler) or getattr(part, "is_enabled", bool)():
+            raise UserError(
+                f"state[{name!r}] is a {type(part).__name__}, which the coordinator, that "
+                f"steps as well, knows nothing of; take it out, or strategy=local_sgd h=1"
+            )
