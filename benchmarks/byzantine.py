@@ -91,7 +91,7 @@ def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     words = [
         *(f"workload={case.workload}", f"strategy={case.strategy}", f"sites={case.sites}", "h=20"),
         *(f"steps={steps}", f"seed={seed}", f"round.merge={merge}", "round.gate=0"),
-        *("eval.every=0", "eval.first=false"),
+        "eval.every=0",
     ]
     fragments = load_strategy(case.strategy).build(load_run(None, words)).fragments
     others = Others(case.sites - case.bad)

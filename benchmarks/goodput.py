@@ -41,7 +41,7 @@ class Case(NamedTuple):
     def words(self) -> list[str]:
         words = "workload=timed h=50 steps=100000 codec.up=int4 codec.down=int4"
         words += f" strategy={self.strategy} sites={SITES} round.quorum={self.quorum} threads=1"
-        words += " eval.every=0 eval.first=false"
+        words += " eval.every=0"
         if self.strategy == "streaming_diloco":
             words += " stream.fragments=10 stream.tau=40"
         return f"{words} link.rate_mbit=100 link.rtt_ms=100".split()

@@ -49,7 +49,7 @@ from fedwan.state import Role, TensorSpec
 from fedwan.workloads.base import keep_local
 
 PARAMETER = Role.PARAMETER
-_FEW = ("eval.every=0", "eval.first=false", "eval.num=2", "checkpoint.every=1000")
+_FEW = ("eval.every=0", "eval.num=2", "checkpoint.every=1000")
 H = 50
 WARM_UP = 10
 SKIPPED, ROUNDS = 2, 5

@@ -97,7 +97,7 @@ PUSHED = (
 """What all sites agree on moves faster than the rates that H bears."""
 DIT = ("model.network=dit",)
 """Told the class."""
-SMALL = ("data.batch=16", "eval.every=0", "eval.first=false")
+SMALL = ("data.batch=16", "eval.every=0")
 EMOJI_GAN = (*CLASS, *SMALL, "model.width=16", "steps=5000")
 EMOJI_DIT = (*DIT, *SMALL, "steps=4800")
 """Half an hour of one core, until synchronous training is at the floor.

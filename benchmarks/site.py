@@ -78,7 +78,7 @@ def measure_case(args: argparse.Namespace, variant: Variant, seed: int) -> Row:
         h = max(1, epoch // 8)
         steps = 2 * h
         words += ["data.name=pairs", f"data.path={pictures()['pairs']}", "data.workers=4"]
-        words += ["model.width=64", "model.depth=8", "eval.first=false"]
+        words += ["model.width=64", "model.depth=8"]
     else:
         h, steps = 1, max(2, epoch // QUICK) if args.quick else epoch
         words += ["data.name=photo_edges"]

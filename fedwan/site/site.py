@@ -383,5 +383,4 @@ class Site:
         with self.meter.aside():
             base = self.replica.whole_base()
             self._stub.send_initial(base)
-            if self.config.eval.first:
-                self._quality.measure(base, 0)
+            self._quality.measure(base, 0)

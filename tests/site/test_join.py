@@ -778,11 +778,12 @@ def test_of_large_samples_as_many_are_shown_as_a_message_has_room_for(
             for _ in site:
                 trainer.step()
 
-    config = asked("steps=4", *PLAIN["local_sgd"].split(), "h=4", "eval.first=false")
+    config = asked("steps=4", *PLAIN["local_sgd"].split(), "h=4", "eval.every=0")
     ran = simulate(config, tmp_path, train=train, wrap=lambda _, link: Listening(link))
-    (shown,) = told
+    before, shown = told
+    assert before.keys() == shown.keys()
     assert ran.totals.quality["fd"] == 1.0  # else the report was refused
-    assert asked_for == [1, max(1, num)]
+    assert asked_for == [1, max(1, num), max(1, num)]
     found = [(*value.shape, value.dtype) for value in shown.values()]
     assert found == [(num, *shape, dtype)] * (2 if num else 0)
 
