@@ -143,7 +143,7 @@ def _import_page(what: str, name: str, folder: str, path: Path) -> ModuleType:
     package = importlib.import_module(folder)
     places = [str(root / folder) for root in roots]
     package.__path__ = [*places, *(place for place in package.__path__ if place not in places)]
-    with _told(what):
+    with _told(f"{what} cannot be imported"):
         module = importlib.import_module(f"{folder}.{name}")
     if Path(module.__file__ or "").resolve() != path.resolve():
         raise ConfigError(
@@ -154,7 +154,7 @@ def _import_page(what: str, name: str, folder: str, path: Path) -> ModuleType:
 
 
 def _import_installed(what: str, module_name: str) -> ModuleType:
-    with _told(what):
+    with _told(f"{what} cannot be imported"):
         try:
             return importlib.import_module(module_name)
         except ModuleNotFoundError as error:
@@ -168,14 +168,14 @@ def _import_installed(what: str, module_name: str) -> ModuleType:
 
 @contextmanager
 def _told(what: str) -> Iterator[None]:
-    """Tell what stops the import of a page in one line, with its place."""
+    """Tell what a page of somebody's own fails with in one line, with its place."""
     try:
         yield
-    except FedwanError:
+    except (FedwanError, AssertionError):
         raise
     except Exception as error:
         text = f"{type(error).__name__}: {' '.join(str(error).split())}{place_of(error)}"
-        raise ConfigError(f"{what} cannot be imported: {text}") from error
+        raise ConfigError(f"{what}: {text}") from error
 
 
 def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
@@ -232,16 +232,20 @@ def resolve(config: Config) -> Config:
         return merge(config)
     from fedwan.workloads.settings import resolve_page
 
-    networks = None
-    with faults.caught():
+    networks, what = None, f"strategy {config.strategy!r} cannot be resolved"
+    with faults.caught(), _told(f"workload {config.workload!r} cannot be resolved"):
         networks = resolve_page(workload, config)
-    with faults.caught():
+    with faults.caught(), _told(what):
         if networks is None:
             require_followed(strategy, config, _strategies)
         else:
             resolve_strategy(strategy, config, networks, _strategies)
     faults.tell()
-    check_built(config, workload, strategy.build(config))
+    with _told(what):
+        built = strategy.build(config)
+    if not hasattr(built, "contributes"):
+        raise ConfigError(f"{strategy.__file__}: build returned {built!r:.60}, not a Strategy")
+    check_built(config, workload, built)
     return merge(config)
 
 
@@ -274,7 +278,8 @@ def complete(config: Config, kinds: Mapping[str, NetworkKind], num_steps: int) -
     check_networks(config, kinds, Faults())
     for network in sorted(kinds):
         config.inner.setdefault(network, InnerConfig(name="own"))
-    resolve_strategy(load_strategy(config.strategy), config, kinds, _strategies)
+    with _told(f"strategy {config.strategy!r} cannot be resolved"):
+        resolve_strategy(load_strategy(config.strategy), config, kinds, _strategies)
     return config
 
 

@@ -167,7 +167,10 @@ def require_script(page: ModuleType, config: Config) -> None:
 
 def _declared(page: ModuleType) -> tuple[Uses, Mapping[str, Any]]:
     """A page's `USES` and `DEFAULTS`."""
-    return getattr(page, "USES", ()), getattr(page, "DEFAULTS", {})
+    uses, defaults = getattr(page, "USES", ()), getattr(page, "DEFAULTS", {})
+    if isinstance(uses, str):
+        raise ConfigError(f"{page.__file__}: USES is {uses!r}; write a tuple, as ({uses!r},)")
+    return uses, defaults
 
 
 def _check_schedule(config: Config) -> None:

@@ -92,7 +92,7 @@ def simulate(
         records.append(row)
         recorder.write(row)
 
-    config = copy.deepcopy(config)
+    config, folder = copy.deepcopy(config), Path(folder)
     config.checkpoint.every = config.checkpoint.every or max(1, config.steps)
     run = CoordinatedRun(config, RUN_ID, folder, record, lambda *_: None, strategy, SILENCE_S)
     resumed, _ = run.resume() if resume else (None, "")

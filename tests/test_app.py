@@ -58,6 +58,11 @@ def root(no_recipes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         ("strategies", "lacking", "USES = ()"),
         ("strategies", "broken", "def build(:"),
         ("strategies", "failing", "\nimport does_not_exist"),
+        ("strategies", "typo", 'DEFAULTS = {"hh": 10}\ndef build(config): ...'),
+        ("strategies", "text", 'DEFAULTS = {"h": "ten"}\ndef build(config): ...'),
+        ("strategies", "no_tuple", 'USES = "outer.*"\ndef build(config): ...'),
+        ("strategies", "raising", "def build(config):\n    return 1 / 0"),
+        ("strategies", "other", "def build(config):\n    return {}"),
     ]:
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / f"{name}.py").write_text(text)
@@ -130,6 +135,11 @@ def test_recipes_of_installed_packages_are_found_by_module_and_by_entry_point(
             "strategy=failing",
             "ModuleNotFoundError: No module named 'does_not_exist' (failing.py:2)",
         ),
+        ("strategy=typo", "'typo' cannot be resolved: AttributeError: 'Config' object has no attr"),
+        ("strategy=text", "strategy 'text' cannot be resolved: TypeError"),
+        ("strategy=no_tuple", "USES is 'outer.*'; write a tuple, as ('outer.*',)"),
+        ("strategy=raising", "ZeroDivisionError: division by zero (raising.py:2)"),
+        ("strategy=other", "other.py: build returned {}, not a Strategy"),
         ("workload=my_pkg.lacking", "No module named 'does_not_exist' (lacking.py:1)"),
         ("workload=client_app", "is none of diffusers_unet, distill, flow, gan, "),
         ("workload=../strategies/gentle", "is none of diffusers_unet, distill, flow, gan, "),

@@ -28,7 +28,7 @@ from fedwan.codecs.payload import (
     read_records,
     tensor_from_bytes,
 )
-from fedwan.errors import PayloadError
+from fedwan.errors import PayloadError, UserError
 from fedwan.state import Layout, Role, State, TensorSpec, tensor_bytes
 
 CPU_SPAN = 1 << 17
@@ -255,6 +255,11 @@ class Codec(NamedTuple):
             if name in params and name not in records:
                 record, rest = self.encode_tensor(value, residual.get(name))
                 records[name] = [record]
+                if len(record) != (said := self.record_bytes(layout[name])):
+                    raise UserError(
+                        f"codec {self.name} made {len(record)} bytes of {name!r}, where its "
+                        f"record_bytes says {said}"
+                    )
                 if rest is not None:
                     owed[name] = rest
             payload.append(*records.get(name) or [tensor_bytes(value.to(layout[name].dtype))])
@@ -286,6 +291,9 @@ class Codec(NamedTuple):
                 coded = self.read_tensor(data, spec)
             except PayloadError as error:
                 raise PayloadError(f"tensor {name!r} {error}") from None
+            except Exception as error:  # of a codec of somebody's own
+                text = f"{type(error).__name__}: {error}"
+                raise PayloadError(f"codec {self.name} cannot read {name!r}: {text}") from error
             yield name, coded
 
     def add_each(self, pairs: Iterable[tuple[Coded, Tensor]]) -> None:

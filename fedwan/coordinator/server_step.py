@@ -8,6 +8,7 @@ already: they pass through and are set.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from fedwan.codecs import Coded, plain
 from fedwan.config import InnerConfig
-from fedwan.errors import CheckpointError, ConfigError
+from fedwan.errors import CheckpointError, ConfigError, UserError
 from fedwan.optim_state import NamedOptimizers
 from fedwan.outer import Transform
 from fedwan.state import Layout, Role, State, add_prefix, network_of, select_prefix
@@ -98,8 +99,16 @@ class _Outer(ServerStep):
         part = {n: whole[n] for n in self._own[network][name]}
         update, new = self._transforms[network].update({name: delta}, part)
         assert new.keys() <= whole.keys(), "an outer transform made state that `init` did not"
+        moved = update[name]
+        if moved.shape != delta.shape or not math.isfinite(float(moved.sum())):
+            what = f"of shape {tuple(moved.shape)}" if moved.shape != delta.shape else "not finite"
+            raise UserError(
+                f"the outer step of {network} made an update of {name!r} that is {what}, of deltas "
+                f"that are {tuple(delta.shape)} and finite; mend its Transform, or lower "
+                f"outer.{network}.lr"
+            )
         whole.update(new)
-        return update[name]
+        return moved
 
     def state(self) -> State:
         flat: State = {}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fedwan.codecs import (
     Codec,
+    Coded,
     base,
     bf16,
     codec_by_name,
@@ -26,7 +27,7 @@ from fedwan.codecs import (
     with_feedback,
 )
 from fedwan.errors import ConfigError, PayloadError, UserError
-from fedwan.state import Layout, Role, State, clone
+from fedwan.state import Layout, Role, State, TensorSpec, clone
 from tests.support import StrictSource, other_defaults, read_all, same_bits, spec
 
 CODECS = {
@@ -418,3 +419,19 @@ def test_whatever_is_signed_is_decoded_to_the_layout_or_refused(
     assert {n: tuple(v.shape) for n, v in decoded.items()} == {
         n: s.shape for n, s in LAYOUT.items()
     }
+
+
+def test_a_codec_of_one_s_own_that_is_wrong_is_named_with_the_tensor() -> None:
+    layout = {"net/w": TensorSpec((4,), torch.float32, Role.PARAMETER)}
+    values = {"net/w": torch.ones(4)}
+
+    def read(data: object, spec: TensorSpec) -> Coded:
+        raise ValueError("bad scale")
+
+    short = fp32()._replace(name="short", record_bytes=lambda spec: 8)
+    with pytest.raises(UserError, match="codec short made 16 bytes of 'net/w', where .* says 8"):
+        short.encode(values, {}, layout)
+    deaf = fp32()._replace(name="deaf", read_tensor=read)
+    payload, _ = deaf.encode(values, {}, layout)
+    with pytest.raises(PayloadError, match="codec deaf cannot read 'net/w': ValueError: bad scale"):
+        deaf.decode(payload, layout)

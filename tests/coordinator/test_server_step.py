@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from fedwan import outer
 from fedwan.codecs import plain
 from fedwan.config import InnerConfig
 from fedwan.coordinator.server_step import ServerStep, mirror_inner, step_inner, step_outer
-from fedwan.errors import CheckpointError, ConfigError
+from fedwan.errors import CheckpointError, ConfigError, UserError
 from fedwan.state import Layout, Role, State, clone, read_tensors, write_tensors
 from fedwan.workloads.optim import build_optimizer
 from tests.support import random_state, same_bits, spec
@@ -105,6 +106,26 @@ def test_a_model_of_other_networks_is_refused() -> None:
         step_outer(fewer)(random_state(0, LAYOUT), LAYOUT)
     with pytest.raises(ConfigError, match="steps velocity but"):
         mirror_inner({"velocity": InnerConfig()})(random_state(0, LAYOUT), LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda value: value * math.nan, "that is not finite, of deltas that are"),
+        (lambda value: value[:1], r"that is of shape \(1,.*mend its Transform, or lower outer"),
+    ],
+)
+def test_an_outer_step_that_breaks_the_weights_is_refused_before_it_moves_them(
+    made: Callable[[torch.Tensor], torch.Tensor], says: str
+) -> None:
+    model = random_state(0, LAYOUT)
+    before = clone(model)
+    broken = outer.Transform(
+        lambda params: {}, lambda delta, state: ({n: made(v) for n, v in delta.items()}, state)
+    )
+    with pytest.raises(UserError, match=says):
+        step_outer(broken)(model, LAYOUT).propose(random_state(1, LAYOUT))
+    assert same_bits(model, before)
 
 
 def test_a_parameter_server_broadcasts_the_step_that_the_optimiser_takes() -> None:
