@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fedwan.app import load_strategy, strategy_names
+from fedwan.config import CODECS as NAMED
 from fedwan.config import CodecConfig, Config, StreamConfig
 from fedwan.errors import ConfigError
 from fedwan.planner.costs import Costs
@@ -149,7 +150,9 @@ def _variants(question: Question, plain: Config, kind: Strategy) -> Iterator[Con
             stream = StreamConfig(**question.settled("stream"))
             if kind.overlap.tau and "stream.fragments" not in question.named:
                 stream.fragments = min(FRAGMENTS, h or 1)
-            yield replace(plain, h=h, steps=steps, codec=CodecConfig(up, down), stream=stream)
+            # A page's own codec has no name among the settings: it is left to the page.
+            codec = CodecConfig(*(name if name in NAMED else "" for name in (up, down)))
+            yield replace(plain, h=h, steps=steps, codec=codec, stream=stream)
 
 
 def _codec_pairs(question: Question, kind: Strategy) -> list[tuple[str, str]]:

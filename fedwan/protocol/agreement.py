@@ -202,7 +202,8 @@ def _source_difference(mine: str, theirs: str) -> str:
     for name, here, there in _differing(ours, others):
         return (
             f"its {name} is another one: SHA-256 {(there or 'nothing')[:12]}, the run's "
-            f"{(here or 'nothing')[:12]}; install the same version at every site"
+            f"{(here or 'nothing')[:12]}; install the version that the run began with, at "
+            "every site"
         )
     return "its recipes differ"
 
