@@ -6,12 +6,14 @@ memory to see what they consist of. How a page declares what it uses stands in `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from types import ModuleType
 from typing import Any, Literal
 
 from fedwan import outer
-from fedwan._config_tree import value_at
+from fedwan._config_tree import keys_of, value_at
 from fedwan.codecs import Codec, codec_by_name
 from fedwan.codecs.masked import MOST_SITES
 from fedwan.config import MASKED, Config, OuterConfig, RoundConfig
@@ -170,6 +172,11 @@ def _declared(page: ModuleType) -> tuple[Uses, Mapping[str, Any]]:
     uses, defaults = getattr(page, "USES", ()), getattr(page, "DEFAULTS", {})
     if isinstance(uses, str):
         raise ConfigError(f"{page.__file__}: USES is {uses!r}; write a tuple, as ({uses!r},)")
+    known = list(keys_of(Config))
+    for key in (use.key if isinstance(use, Needs) else use for use in uses):
+        pattern = re.sub(r"\.[^.]+\.", ".*.", key.partition("=")[0])  # of one network, of any
+        if not any(fnmatchcase(each, pattern) for each in known):
+            raise ConfigError(f"{page.__file__}: USES has {key!r}, which is no setting")
     return uses, defaults
 
 

@@ -61,6 +61,7 @@ def root(no_recipes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         ("strategies", "typo", 'DEFAULTS = {"hh": 10}\ndef build(config): ...'),
         ("strategies", "text", 'DEFAULTS = {"h": "ten"}\ndef build(config): ...'),
         ("strategies", "no_tuple", 'USES = "outer.*"\ndef build(config): ...'),
+        ("strategies", "unknown", 'USES = ("outer.*.momentm",)\ndef build(config): ...'),
         ("strategies", "raising", "def build(config):\n    return 1 / 0"),
         ("strategies", "other", "def build(config):\n    return {}"),
     ]:
@@ -138,6 +139,7 @@ def test_recipes_of_installed_packages_are_found_by_module_and_by_entry_point(
         ("strategy=typo", "'typo' cannot be resolved: AttributeError: 'Config' object has no attr"),
         ("strategy=text", "strategy 'text' cannot be resolved: TypeError"),
         ("strategy=no_tuple", "USES is 'outer.*'; write a tuple, as ('outer.*',)"),
+        ("strategy=unknown", "unknown.py: USES has 'outer.*.momentm', which is no setting"),
         ("strategy=raising", "ZeroDivisionError: division by zero (raising.py:2)"),
         ("strategy=other", "other.py: build returned {}, not a Strategy"),
         ("workload=my_pkg.lacking", "No module named 'does_not_exist' (lacking.py:1)"),
