@@ -273,7 +273,7 @@ def in_thread(call: Callable[[], Any]) -> Any:
 
 def let_lapse(authority: pki.Authority) -> None:
     """The coordinator's revocation list is one whose time is over."""
-    certificate, key = authority._issuers[0]
+    certificate, key = authority._issuer
     over = mock.Mock(subject=certificate.subject, not_valid_after_utc=now() - timedelta(minutes=1))
     lapsed = certificates.sign_revocations(certificates.Issuer(over, key), {}, 9)
     replace_bytes(authority.directory / "coordinator" / "crl.pem", lapsed)

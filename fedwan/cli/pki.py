@@ -22,7 +22,6 @@ app = typer.Typer(
 )
 
 PASSPHRASE = "FEDWAN_PKI_PASSPHRASE"  # noqa: S105 (a name)
-AUTHORITY = "ca"
 DAYS = 90
 """As `fedwan.link.pki` has it, which is loaded only when it is needed."""
 
@@ -86,48 +85,29 @@ def sign(
 
 @app.command("renew")
 def renew(
-    name: Annotated[str, argument("NAME", "A site's name, `coordinator`, or `ca`.")],
+    name: Annotated[str, argument("NAME", "A site's name, or `coordinator`.")],
     directory: Folder = Path("pki"),
     host: Hosts = None,
     days: Days = DAYS,
 ) -> None:
-    """Sign an identity again for its key; the one in use stays valid, so nothing stops.
-
-    `ca` makes the next authority. Both are trusted until `fedwan pki revoke ca`: bring
-    DIR/ca/ca.crt to every party first, and renew every identity then.
-    """
-    if name != AUTHORITY:
-        _open(directory).renew(name, host or [], days)
-        _tell_signed(directory, name, days)
-        return
-    passphrase = _passphrase()
-    _open(directory, passphrase).succeed(passphrase)
-    typer.echo(f"authority {directory / 'ca'}: the next one signs from now on, both are trusted")
-    _tell_trust(directory)
+    """Sign an identity again for its key; the one in use stays valid, so nothing stops."""
+    _open(directory).renew(name, host or [], days)
+    _tell_signed(directory, name, days)
 
 
 @app.command("revoke")
 def revoke(
-    name: Annotated[str, argument("NAME", "A site's name, `coordinator`, or `ca`.")],
+    name: Annotated[str, argument("NAME", "A site's name, or `coordinator`.")],
     directory: Folder = Path("pki"),
 ) -> None:
-    """Shut a party out within seconds; a coordinator elsewhere needs the new crl.pem.
-
-    `ca` ends the trust in the authority before the present one.
-    """
-    authority = _open(directory)
-    if name == AUTHORITY:
-        authority.retire()
-        typer.echo(f"authority {directory / 'ca'}: the one before is trusted no more")
-        _tell_trust(directory)
-        return
-    typer.echo(f"{name} is revoked: {authority.revoke(name)}")
+    """Shut a party out within seconds; a coordinator elsewhere needs the new crl.pem."""
+    typer.echo(f"{name} is revoked: {_open(directory).revoke(name)}")
 
 
-def _open(directory: Path, passphrase: bytes | None = None) -> Authority:
+def _open(directory: Path) -> Authority:
     from fedwan.link.pki import Authority
 
-    return Authority.open(directory, passphrase or _passphrase())
+    return Authority.open(directory, _passphrase())
 
 
 def _passphrase(*, is_new: bool = False) -> bytes:
@@ -144,8 +124,3 @@ def _passphrase(*, is_new: bool = False) -> bytes:
 
 def _tell_signed(directory: Path, name: str, days: int) -> None:
     typer.echo(f"signed {directory / name}: valid for {days} days; its files go beside the key")
-
-
-def _tell_trust(directory: Path) -> None:
-    typer.echo(f"bring   {directory / 'ca' / 'ca.crt'} to every party's identity folder")
-    typer.echo(f"        {directory / 'ca' / 'crl.pem'} to the coordinator's")

@@ -1,4 +1,4 @@
-"""Identities that change while they are in use: renewed, revoked, or under another authority.
+"""Identities that change while they are in use: renewed or revoked.
 
 Whatever replaces a file of an identity's folder, `fedwan pki` or a copy from elsewhere, is noticed
 at the next look, which costs a few calls of the kernel.
@@ -63,11 +63,9 @@ class Lapse(str):
 
 
 _LAPSE = Lapse(
-    "is of an authority whose revocation list is missing here or has lapsed; whoever runs the "
-    "coordinator has to bring a new crl.pem"
+    "is of an authority whose revocation list has lapsed here; whoever runs the coordinator has to "
+    "bring a new crl.pem"
 )
-
-
 _REVOKED = "is revoked"
 
 
@@ -122,18 +120,15 @@ class Admission:
         if issuer not in self._lists:
             return "is of an authority without a revocation list here"
         crl = self._lists[issuer]
-        if crl is None or (crl.next_update_utc is not None and crl.next_update_utc <= now()):
+        if crl.next_update_utc is not None and crl.next_update_utc <= now():
             return _LAPSE
         if crl.get_revoked_certificate_by_serial_number(certificate.serial_number) is not None:
             return _REVOKED
         return ""
 
 
-def _read_lists(folder: Path) -> dict[x509.Name, x509.CertificateRevocationList | None]:
-    """The revocation lists of a coordinator's folder, by authority; None where one is missing.
-
-    Those of authorities that are trusted no more, or not yet, are left out.
-    """
+def _read_lists(folder: Path) -> dict[x509.Name, x509.CertificateRevocationList]:
+    """The revocation lists of a coordinator's folder, by authority; only of those trusted here."""
     path, ca_path = folder / "crl.pem", folder / "ca.crt"
     if not path.exists():
         raise IdentityError(
@@ -151,7 +146,7 @@ def _read_lists(folder: Path) -> dict[x509.Name, x509.CertificateRevocationList 
         for issuer, crl in found.items()
     ):
         raise IdentityError(f"{path} was not signed by {ca_path}; {mend}")
-    return {issuer: found.get(issuer) for issuer in keys}
+    return found
 
 
 class Renewable:

@@ -8,19 +8,16 @@ A party makes its key where it is used (`request`), in the folder that becomes i
 never leaves that folder. What travels is the request, and what the authority signed, neither
 of which is secret. A party's key has mode 0600 and is not encrypted, since services start
 unattended; the authority's is encrypted with a passphrase.
-
-A federation may change its authority while it runs: `succeed` makes the next one, and both are
-trusted until `retire`. `ca.crt` and `crl.pem` hold one certificate and one list of each, the newest
-first.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
@@ -29,10 +26,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedwan.errors import IdentityError
 from fedwan.files import replace_bytes
 from fedwan.link import certificates
-from fedwan.link.admission import read_lists
 from fedwan.link.certificates import COORDINATOR, PEM, Issuer, check_days, check_name
 from fedwan.link.tls import common_name, now
 
+T = TypeVar("T")
 IDENTITY_DAYS = 90
 """Days that an identity lasts unless told otherwise."""
 LEAST_PASSPHRASE = 8
@@ -76,11 +73,10 @@ def federation(folder: Path, hosts: Sequence[str], sites: Iterable[str]) -> Auth
 class Authority:
     """The authority of a folder, its key decrypted; methods raise an `IdentityError`."""
 
-    def __init__(self, directory: Path, issuers: Sequence[Issuer]) -> None:
+    def __init__(self, directory: Path, issuer: Issuer) -> None:
         self.directory = directory
         self._folder = directory / "ca"
-        self._issuers = list(issuers)
-        """The newest first."""
+        self._issuer = issuer
 
     @classmethod
     def make(cls, directory: Path, passphrase: bytes | None) -> Authority:
@@ -104,35 +100,29 @@ class Authority:
                 building.rename(folder)
         finally:
             shutil.rmtree(building, ignore_errors=True)
-        return cls(directory, [issuer])
+        return cls(directory, issuer)
 
     @classmethod
     def open(cls, directory: Path, passphrase: bytes) -> Authority:
-        """Read it, and decrypt its keys."""
+        """Read it, and decrypt its key."""
         folder = directory / "ca"
-        try:
-            found = x509.load_pem_x509_certificates((folder / "ca.crt").read_bytes())
-        except FileNotFoundError as error:
+        if not folder.exists():
             raise IdentityError(
-                f"no authority in {directory}: {error.filename} is missing; "
-                f"make one: fedwan pki init {directory}"
-            ) from None
-        except (OSError, ValueError) as error:
+                f"{directory} holds no authority; make one: fedwan pki init {directory}"
+            )
+        certificate = _read(folder / "ca.crt", x509.load_pem_x509_certificate)
+        if certificate.not_valid_after_utc <= now():
             raise IdentityError(
-                f"the authority in {folder} cannot be read: {error}; restore it from a backup"
-            ) from None
-        keys = [_read_key(_key_path(folder, certificate), passphrase) for certificate in found]
-        if found[0].not_valid_after_utc <= now():
-            raise IdentityError(
-                f"the authority in {folder} expired on {found[0].not_valid_after_utc:%Y-%m-%d}; "
+                f"the authority in {folder} expired on {certificate.not_valid_after_utc:%Y-%m-%d}; "
                 "make a new one in another folder, and sign every identity anew"
             )
-        return cls(directory, [Issuer(*pair) for pair in zip(found, keys, strict=True)])
+        key = _read_key(_key_path(folder, certificate), passphrase)
+        return cls(directory, Issuer(certificate, key))
 
     @property
     def lasts_days(self) -> int:
         """Days that it still lasts."""
-        return max(1, (self._issuers[0].certificate.not_valid_after_utc - now()).days + 1)
+        return max(1, (self._issuer.certificate.not_valid_after_utc - now()).days + 1)
 
     def sign(self, path: Path, days: int = IDENTITY_DAYS) -> tuple[str, str]:
         """Sign a request; the party's name, and its key's fingerprint.
@@ -155,9 +145,8 @@ class Authority:
             is_same = certificate.public_key() == key
             if is_same and self._is_revoked(certificate):
                 raise IdentityError(
-                    f"the key of {name!r} in {path} was revoked, or its authority is trusted no "
-                    f"more; have its identity.key deleted, and another made: fedwan pki request "
-                    f"{name}"
+                    f"the key of {name!r} in {path} was revoked; have its identity.key deleted, "
+                    f"and another made: fedwan pki request {name}"
                 )
             if not is_same and not self._is_over(certificate):
                 raise IdentityError(
@@ -193,39 +182,16 @@ class Authority:
             raise IdentityError(
                 f"{name!r} was never signed by {self.directory}; the folder names are the names"
             )
-        return self._write_revocations(found)
-
-    def succeed(self, passphrase: bytes) -> None:
-        """Make the next authority, which signs from now on; both are trusted until `retire`."""
-        if len(self._issuers) > 1:
-            raise IdentityError(
-                "the authority before this one is still trusted; end that first: "
-                f"fedwan pki revoke ca --pki {self.directory}"
-            )
-        issuer = certificates.new_issuer()
-        with _writing(self._folder):
-            _write_key(_key_path(self._folder, issuer.certificate), issuer.key, passphrase)
-        self._issuers.insert(0, issuer)
-        self._hand_out_trust()
-
-    def retire(self) -> None:
-        """Trust the authority before this one no more; every identity must be of the new one."""
-        if len(self._issuers) < 2:
-            raise IdentityError(
-                f"{self.directory} has one authority; make the next one first: "
-                f"fedwan pki renew ca --pki {self.directory}"
-            )
-        present = self._issuers[0].certificate.subject
-        valid = [c for c in self._issued("*") if not self._is_over(c)]
-        renewed = {common_name(c) for c in valid if c.issuer == present}
-        if late := sorted({common_name(c) for c in valid} - renewed):
-            raise IdentityError(
-                f"{', '.join(late)} would be shut out, having no identity of the new authority; "
-                f"renew first: fedwan pki renew {late[0]} --pki {self.directory}"
-            )
-        before = self._issuers.pop()
-        self._hand_out_trust()
-        _key_path(self._folder, before.certificate).unlink(missing_ok=True)
+        before = self._revocations()
+        number = before.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+        revoked = {certificate.serial_number: now() for certificate in found}
+        revoked |= {entry.serial_number: entry.revocation_date_utc for entry in before}
+        pem = certificates.sign_revocations(self._issuer, revoked, number + 1)
+        with _writing(self.directory):
+            replace_bytes(path := self._folder / "crl.pem", pem)
+            if (self.directory / COORDINATOR).is_dir():
+                replace_bytes(path := self.directory / COORDINATOR / "crl.pem", pem)
+        return path
 
     # Files -------------------------------------------------------------------------------------
 
@@ -234,7 +200,7 @@ class Authority:
     ) -> None:
         """Sign and write one identity, and note its certificate with the authority."""
         check_days(days, self.lasts_days)
-        certificate = certificates.sign(self._issuers[0], name, key, hosts, days)
+        certificate = certificates.sign(self._issuer, name, key, hosts, days)
         pem = certificate.public_bytes(PEM)
         with _writing(self.directory):
             # The authority's copy comes first: what it does not know it could never revoke.
@@ -248,52 +214,19 @@ class Authority:
                 replace_bytes(folder / "crl.pem", (self._folder / "crl.pem").read_bytes())
             replace_bytes(folder / "identity.crt", pem)
 
-    def _hand_out_trust(self) -> None:
-        """Write `ca.crt`, here and in every party's folder, and the lists."""
-        bundle = b"".join(issuer.certificate.public_bytes(PEM) for issuer in self._issuers)
-        with _writing(self.directory):
-            # The lists first: an authority without one is not believed.
-            self._write_revocations()
-            for path in self.directory.glob("*/ca.crt"):
-                replace_bytes(path, bundle)
-
-    def _write_revocations(self, more: Iterable[x509.Certificate] = ()) -> Path:
-        before, added, lists = self._lists(), list(more), b""
-        for issuer in self._issuers:
-            name, number = issuer.certificate.subject, 0
-            revoked = {c.serial_number: now() for c in added if c.issuer == name}
-            if (old := before.get(name)) is not None:
-                revoked |= {entry.serial_number: entry.revocation_date_utc for entry in old}
-                number = old.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
-            lists += certificates.sign_revocations(issuer, revoked, number + 1)
-        with _writing(self.directory):
-            replace_bytes(path := self._folder / "crl.pem", lists)
-            if (self.directory / COORDINATOR).is_dir():
-                replace_bytes(path := self.directory / COORDINATOR / "crl.pem", lists)
-        return path
-
-    def _lists(self) -> dict[x509.Name, x509.CertificateRevocationList]:
-        path = self._folder / "crl.pem"
-        try:
-            found = read_lists(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise IdentityError(
-                f"{path} cannot be read: {error}; restore it from a backup"
-            ) from None
-        return {crl.issuer: crl for crl in found}
+    def _revocations(self) -> x509.CertificateRevocationList:
+        return _read(self._folder / "crl.pem", x509.load_pem_x509_crl)
 
     def _issued(self, name: str) -> list[x509.Certificate]:
-        """A party's certificates, or those of all (`*`), the newest last."""
-        if name != "*":
-            check_name(name)
+        """A party's certificates, the newest last."""
+        check_name(name)
         found = (self._folder / "issued").glob(f"{name}.*.crt")
         files = sorted(found, key=lambda file: (file.stat().st_mtime_ns, file.name))
-        return [_read_certificate(file) for file in files]
+        return [_read(file, x509.load_pem_x509_certificate) for file in files]
 
     def _is_revoked(self, certificate: x509.Certificate) -> bool:
-        """Or of an authority that is trusted no more, whose list is gone."""
-        crl, serial = self._lists().get(certificate.issuer), certificate.serial_number
-        return crl is None or crl.get_revoked_certificate_by_serial_number(serial) is not None
+        serial = certificate.serial_number
+        return self._revocations().get_revoked_certificate_by_serial_number(serial) is not None
 
     def _is_over(self, certificate: x509.Certificate) -> bool:
         return certificate.not_valid_after_utc <= now() or self._is_revoked(certificate)
@@ -303,23 +236,18 @@ def _key_path(folder: Path, certificate: x509.Certificate) -> Path:
     return folder / f"{certificate.serial_number:x}.key"
 
 
-def _read_certificate(path: Path) -> x509.Certificate:
+def _read(path: Path, parse: Callable[[bytes], T], mend: str = "restore it from a backup") -> T:
     try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise IdentityError(f"{path} cannot be read: {error}; restore it from a backup") from None
+        return parse(path.read_bytes())
+    except (OSError, ValueError, TypeError) as error:
+        raise IdentityError(f"{path} cannot be read: {error}; {mend}") from None
 
 
 def _read_key(path: Path, passphrase: bytes | None) -> ec.EllipticCurvePrivateKey:
-    try:
-        key = serialization.load_pem_private_key(path.read_bytes(), passphrase)
-    except FileNotFoundError:
-        raise IdentityError(f"{path} is missing; restore it from a backup") from None
-    except (OSError, ValueError, TypeError) as error:
-        is_wrong = passphrase is not None and "password" in str(error).lower()
-        why = "the passphrase is not its own" if is_wrong else str(error)
-        mend = "give the one that it was made with" if is_wrong else "restore it from a backup"
-        raise IdentityError(f"key {path} cannot be read: {why}; {mend}") from None
+    mend = "restore it from a backup"
+    if passphrase is not None:
+        mend = f"give the passphrase that it was made with, or {mend}"
+    key = _read(path, lambda data: serialization.load_pem_private_key(data, passphrase), mend)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise IdentityError(f"{path} is no EC key; restore it from a backup")
     return key

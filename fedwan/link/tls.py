@@ -65,7 +65,7 @@ class Identity:
     folder: Path
     expires: datetime
     ca_pem: bytes
-    """Authorities: one, two while one follows another, or a company's roots."""
+    """Authorities: one, or a company's."""
     cert_pem: bytes
     """The certificate, and those between it and its authority, if any."""
     key_pem: bytes = field(repr=False)

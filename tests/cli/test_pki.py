@@ -52,10 +52,6 @@ def test_a_federation_is_made_renewed_and_revoked_in_the_default_folders(
     assert not admission.objection(certificate)
     assert fedwan("pki", "revoke", "paris")[0] == 0
     assert admission.objection(certificate) == "is revoked"
-    code, told, _ = fedwan("pki", "renew", "ca")
-    assert code == 0 and "bring   pki/ca/ca.crt to every party's identity folder" in told
-    assert fedwan("pki", "renew", "coordinator")[0] == 0
-    assert fedwan("pki", "revoke", "ca")[0] == 0
 
 
 def test_a_revocation_names_the_list_that_it_has_written(
