@@ -32,7 +32,7 @@ from fedwan.output.units import sites_text
 
 if TYPE_CHECKING:
     from fedwan.doctor.diagnosis import Finding
-    from fedwan.link.measure import Advice, Measurement, Way
+    from fedwan.link.measure import Measurement, Way
     from fedwan.output.board import Board
 
 KEYS = ("link.congestion", "link.pace_mbit")
@@ -152,12 +152,9 @@ def link(
         option("--config", "CONFIG.yaml", "The run's: measure as its link section says."),
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", help="Of a transfer each way.")] = 3.0,
-    rate: Annotated[
-        float, typer.Option("--rate", metavar="MBIT", help="What the path should carry, if known.")
-    ] = 0.0,
     json_path: JsonPath = None,
 ) -> None:
-    """Measure the link from this site to the coordinator, and say what would speed it up.
+    """Measure the link from this site to the coordinator.
 
     It measures as the run's file or words such as link.congestion=cubic link.pace_mbit=97 say.
 
@@ -166,20 +163,17 @@ def link(
     """
     check_address("HOST:PORT", address)
     settings = _link_settings(config_path, words or [])
-    for name, value, least, most in (("--seconds", seconds, 0.5, 30), ("--rate", rate, 0, 1e6)):
-        if not least <= value <= most:
-            raise ConfigError(f"{name} = {value:g} is out of range; choose {least:g} to {most:g}")
+    if not 0.5 <= seconds <= 30:
+        raise ConfigError(f"--seconds = {seconds:g} is out of range; choose 0.5 to 30")
     write_option(json_path)  # told before the measurement, not after it
     # Imported late, so that a wrong word is told at once.
-    from fedwan.link.measure import advise, measure
+    from fedwan.link.measure import measure
     from fedwan.link.tls import Identity
 
     found = measure(address, Identity.load(identity), settings, seconds)
-    advice = advise(found, rate)
-    for name, text in _link_rows(found, advice):
+    for name, text in _link_rows(found):
         typer.echo(f"{name:<11}  {text}")
-    figures = asdict(found) | {"advice": None if advice is None else asdict(advice)}
-    write_option(json_path, json.dumps(figures, indent=2) + "\n")
+    write_option(json_path, json.dumps(asdict(found), indent=2) + "\n")
 
 
 def _link_settings(path: Path | None, words: list[str]) -> LinkConfig:
@@ -194,21 +188,13 @@ def _link_settings(path: Path | None, words: list[str]) -> LinkConfig:
     return load(path, words).link
 
 
-def _link_rows(found: Measurement, advice: Advice | None) -> Iterator[tuple[str, str]]:
+def _link_rows(found: Measurement) -> Iterator[tuple[str, str]]:
     pace = f", up at {found.pace_mbit:g} Mbit/s at most" if found.pace_mbit else ""
     channels = "1 channel" if found.channels == 1 else f"{found.channels} channels"
     yield "link", f"{found.site} to {found.address}, {channels}{pace}"
     yield "round trip", f"{found.rtt_ms:.1f} ms, {found.loaded_ms:.1f} ms while uploading"
     yield "up", _way(found.up)
     yield "down", _way(found.down)
-    machine = found.machine
-    receive, send = (f"{x[-1] / 1e6:.1f} MB" if x else "?" for x in (machine.receive, machine.send))
-    allowed = " ".join(machine.allowed) or "unknown"
-    yield "site", f"allows {allowed}; buffers up to {receive} to receive, {send} to send"
-    text = "nothing to mend"
-    if advice is not None:
-        text = f"on the {advice.machine}: {advice.command}  ({advice.text})"
-    yield "advice", text
 
 
 def _way(way: Way) -> str:

@@ -1,10 +1,7 @@
 """A site's measurement of its link: round trip, and the goodput of real transfers each way.
 
 A payload of noise is uploaded, and one downloaded, by the calls, channels and settings of a run.
-They grow until one takes long enough. Advice is the command that would speed the link up most. Two
-things can be mended from outside: congestion control (bbr follows the rate at which packets arrive,
-Cardwell et al. 2016, where others halve theirs for each loss), and socket buffers: a flow has no
-more under way than they hold, about half of their size in data, in a round trip.
+They grow until one takes long enough.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from fedwan.errors import ConfigError, IdentityError, LinkLost, PayloadError, Se
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.client import GrpcLink
 from fedwan.link.server import MAX_NOISE_BYTES, Noise
-from fedwan.link.tcp import TcpSettings, flow_mbit, read_settings, read_state
+from fedwan.link.tcp import read_state
 from fedwan.link.tls import Identity, handshake_complaint
 
 DIAL_S = 5.0
@@ -32,21 +29,6 @@ PATIENCE_S = 10.0
 NUM_TRIES = 3
 """Round trips of which the shortest counts."""
 FIRST_BYTES = 1 << 20
-LEAST_GAIN = 1.3
-"""Below it, a measurement of seconds cannot tell a gain from chance."""
-LEAST_LOSS = 1e-5
-HELD = 2.0
-"""How far above theory a flow may be that loss holds back: losses come in bursts."""
-QUEUED = 1.5
-"""Above this many idle round trips packets wait in a queue: the path is full."""
-FILLED = 0.7
-"""Share of what the buffers can carry, from which on they are said to limit."""
-GROWTH = 4
-"""How much larger buffers are proposed where the rate of the path is not known."""
-LARGEST_BUFFER = 1 << 30
-TCP_SHARE = 0.5
-"""Of a socket buffer, what holds data; the rest is the kernel's book-keeping."""
-_ALLOWED = "net.ipv4.tcp_allowed_congestion_control"
 
 
 @dataclass(frozen=True)
@@ -63,7 +45,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Measurement:
-    """All that advice depends on."""
+    """As `fedwan doctor link` shows it."""
 
     address: str
     site: str
@@ -74,8 +56,6 @@ class Measurement:
     """While uploading; 0 if the kernel does not tell."""
     up: Way
     down: Way
-    machine: TcpSettings
-    """Of the site."""
     pace_mbit: float = 0.0
     """Of the site, all channels together; 0 for none."""
 
@@ -84,9 +64,7 @@ def read_measurement(path: Path) -> Measurement:
     """What `fedwan doctor link --json` wrote."""
     try:
         figures: dict[str, Any] = json.loads(path.read_text())
-        figures.pop("advice")
         figures |= {way: Way(**figures[way]) for way in ("up", "down")}
-        figures["machine"] = TcpSettings(**figures["machine"])
         return Measurement(**figures)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise ConfigError(
@@ -134,7 +112,6 @@ def measure(
             loaded_ms=after.rtt_us / 1e3,
             up=Way(up_mbit, after.congestion, again),
             down=Way(down_mbit, _download(link, 1), None),
-            machine=read_settings(),
             pace_mbit=settings.pace_mbit,
         )
 
@@ -181,105 +158,3 @@ def _goodput(transfer: Callable[[int], object], seconds: float) -> float:
         if took_s >= seconds / 2 or num_bytes >= MAX_NOISE_BYTES:
             return num_bytes * 8 / 1e6 / took_s
         num_bytes = min(MAX_NOISE_BYTES, math.ceil(num_bytes * max(2.0, seconds / took_s)))
-
-
-# Advice ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Advice:
-    """What to do, where, and what for."""
-
-    machine: str
-    """`site` or `coordinator`."""
-    command: str
-    """For a shell of that machine, or a setting."""
-    gain: float
-    """How many times the goodput of `way` may be expected; 1 if that is not known."""
-    way: str
-    """`up` or `down`."""
-    text: str
-    """One line: why, and the gain."""
-
-
-def advise(found: Measurement, rate_mbit: float = 0.0) -> Advice | None:
-    """The command with the largest gain, or None where there is nothing to mend.
-
-    `rate_mbit` is what the path is known to carry, as by contract; 0 if that is not known.
-    """
-    ways = (("up", found.up, "wmem"), ("down", found.down, "rmem"))
-    rules = [_bbr_up(found, rate_mbit), _bbr_down(found, rate_mbit)]
-    rules += [_buffers(found, rate_mbit, *way) for way in ways]
-    return max(filter(None, rules), key=lambda advice: advice.gain, default=None)
-
-
-def _goes_by_loss(way: Way) -> bool:
-    return bool(way.congestion) and not way.congestion.startswith("bbr")
-
-
-def _bbr_up(found: Measurement, rate_mbit: float) -> Advice | None:
-    """Where loss holds the site's uploads back."""
-    way, loss = found.up, found.up.again or 0.0
-    command = _allow_bbr(found.machine)
-    if not _goes_by_loss(way) or loss < LEAST_LOSS or not command:
-        return None
-    bound = found.channels * flow_mbit(way.congestion, found.rtt_ms, loss)
-    is_full = found.loaded_ms > QUEUED * found.rtt_ms
-    gain = rate_mbit / way.mbit if rate_mbit else 1.0
-    if gain < LEAST_GAIN if rate_mbit else is_full or way.mbit > HELD * bound:
-        return None
-    why = (
-        f"{loss:.2%} of the upload is sent again, and {way.congestion} takes that for a full link: "
-        f"{_mbit(way.mbit)}, where theory gives {_mbit(bound)}; expect "
-        f"{f'up to {gain:.1f} times' if rate_mbit else 'more than'} that"
-    )
-    return Advice("site", command, gain, "up", why)
-
-
-def _bbr_down(found: Measurement, rate_mbit: float) -> Advice | None:
-    """Where the coordinator, whose losses are not seen here, sends more slowly than it might."""
-    way, reach = found.down, rate_mbit or found.up.mbit
-    gain = reach / way.mbit
-    if not _goes_by_loss(way) or gain < LEAST_GAIN:
-        return None
-    why = (
-        f"the download gets {_mbit(way.mbit)} under {way.congestion}, where "
-        f"{'the path should carry' if rate_mbit else 'the upload gets'} {_mbit(reach)}; "
-        f"expect up to {gain:.1f} times that under bbr"
-    )
-    command = f"sudo modprobe tcp_bbr; sudo sysctl -w {_ALLOWED}='reno cubic bbr'"
-    return Advice("coordinator", command, gain, "down", why)
-
-
-def _allow_bbr(machine: TcpSettings) -> str:
-    if "bbr" in machine.allowed:
-        return "link.congestion=auto"
-    if "bbr" in machine.available:
-        return f"sudo sysctl -w {_ALLOWED}='{' '.join((*machine.allowed, 'bbr'))}'"
-    # Once loaded, any user may take it. Without a list the kernel is none that has modules.
-    return "sudo modprobe tcp_bbr" if machine.available else ""
-
-
-def _buffers(found: Measurement, rate_mbit: float, name: str, way: Way, key: str) -> Advice | None:
-    """Larger limits of the site's socket buffers, where transfers fill them."""
-    sizes = found.machine.send if name == "up" else found.machine.receive
-    if len(sizes) != 3 or not found.rtt_ms:
-        return None
-    least, default, most = sizes
-    limit = found.channels * most * TCP_SHARE * 8 / 1e6 / (found.rtt_ms / 1e3)
-    size = round(most * rate_mbit / limit) if rate_mbit else most * GROWTH
-    size = min(1 << (size - 1).bit_length(), LARGEST_BUFFER)
-    gain = min(size / most, rate_mbit / way.mbit if rate_mbit else GROWTH)
-    if not FILLED * limit <= way.mbit <= limit / FILLED or gain < LEAST_GAIN:
-        return None
-    why = (
-        f"socket buffers of {most / 1e6:.1f} MB carry {_mbit(limit)} on {found.channels} channels "
-        f"at {found.rtt_ms:.0f} ms, and the {name}load gets {_mbit(way.mbit)}; "
-        f"expect up to {gain:.1f} times that"
-    )
-    command = f"sudo sysctl -w net.ipv4.tcp_{key}='{least} {default} {size}'"
-    return Advice("site", command, gain, name, why)
-
-
-def _mbit(rate: float) -> str:
-    return f"{rate:.3g} Mbit/s" if rate < 1000 else f"{rate:.0f} Mbit/s"

@@ -148,30 +148,6 @@ def read_state(address: str) -> TcpState:
     return total
 
 
-@dataclass(frozen=True)
-class TcpSettings:
-    """What this machine's kernel allows sockets; empty where it does not tell."""
-
-    allowed: tuple[str, ...]
-    """Congestion controls that any user may set."""
-    available: tuple[str, ...]
-    """Those that are loaded."""
-    receive: tuple[int, ...]
-    """net.ipv4.tcp_rmem: least, default and most bytes."""
-    send: tuple[int, ...]
-    """net.ipv4.tcp_wmem."""
-
-
-def read_settings() -> TcpSettings:
-    """Of this machine."""
-    return TcpSettings(
-        allowed=_words("tcp_allowed_congestion_control"),
-        available=_words("tcp_available_congestion_control"),
-        receive=tuple(map(int, _words("tcp_rmem"))),
-        send=tuple(map(int, _words("tcp_wmem"))),
-    )
-
-
 def _words(name: str) -> tuple[str, ...]:
     with suppress(OSError):
         return tuple((_SYSCTLS / name).read_text().split())
