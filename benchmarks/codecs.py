@@ -24,11 +24,11 @@ import torch
 
 from benchmarks.harness.table import Row
 from benchmarks.recipes.timed import pix2pix_like
-from fedwan.codecs import Codec, bf16, float4, fp32, int4, int8, topk2
+from fedwan.codecs import Codec, bf16, fp32, int4, int8, topk2
 from fedwan.memory import tune_allocator
 from fedwan.state import Layout, State, layout_of
 
-CODECS: tuple[Callable[[], Codec], ...] = (fp32, bf16, int8, int4, float4, topk2)
+CODECS: tuple[Callable[[], Codec], ...] = (fp32, bf16, int8, int4, topk2)
 TARGETS = {"encode_mb_s": 500.0, "decode_mb_s": 1000.0}
 """That int8 and int4 must reach on one core."""
 

@@ -38,7 +38,7 @@ COMMAND = "command"
 """The workload of a training script of the sites' own: its networks are known once it joins."""
 SITE = "{site}"
 """What stands for a site's name in `data.path`, and in a command."""
-CODECS = ("", "fp32", "bf16", "int8", "int4", "float4", "int2", "topk2")
+CODECS = ("", "fp32", "bf16", "int8", "int4", "int2", "topk2")
 MASKED = tuple(f"masked{bits}" for bits in range(3, 9))
 """Codecs of contributions that nobody can read alone."""
 

@@ -4,7 +4,7 @@ Douillard et al. 2025 (2501.18512), algorithm 2: fragment p leaves at its own st
 its merged update is stepped as DiLoCo's; after τ more steps a site mixes it in,
 l ← α l + (1 - α) θ_p. Peak bandwidth falls by the number of fragments, and no site waits as long as
 a fragment's way there and back takes less than τ steps; with τ = 0 it waits for each.
-Δ suits 4 bits (`codec.up=float4`, `int4`).
+Δ suits 4 bits (`codec.up=int4`).
 """
 
 from __future__ import annotations

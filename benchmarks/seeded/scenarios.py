@@ -69,7 +69,7 @@ MOST_DRAWN = 5
 _CHOICES = {
     "h": (1, 3, 4),
     "sites": (1, 2, 3, 4),
-    "codec.up": ("bf16", "int8", "int4", "float4", "int2", "topk2", "masked4"),
+    "codec.up": ("bf16", "int8", "int4", "int2", "topk2", "masked4"),
     "codec.down": ("bf16", "int8", "int4", "int2"),
     "round.quorum": (1, 2, 3),
     "round.max_staleness": (1, 2),

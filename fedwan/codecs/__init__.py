@@ -1,7 +1,7 @@
 """Codecs: how parameters are written on the wire, one file for each kind of them."""
 
 from fedwan.codecs.base import Codec, Coded, Plain, Reading, bf16, fp32, plain, with_feedback
-from fedwan.codecs.blocks import float4, int2, int4, int8
+from fedwan.codecs.blocks import int2, int4, int8
 from fedwan.codecs.masked import BITS, masked
 from fedwan.codecs.payload import Payload
 from fedwan.codecs.topk2 import topk2
@@ -16,7 +16,6 @@ __all__ = [
     "Reading",
     "bf16",
     "codec_by_name",
-    "float4",
     "fp32",
     "int2",
     "int4",
@@ -29,7 +28,7 @@ __all__ = [
 
 def codec_by_name(name: str, sites: int = 1) -> Codec:
     """The codec that `codec.up` or `codec.down` names, for so many sites; else a `ConfigError`."""
-    every = (fp32(), bf16(), int8(), int4(), float4(), int2(), topk2())
+    every = (fp32(), bf16(), int8(), int4(), int2(), topk2())
     under_masks = (masked(bits, sites) for bits in BITS)
     codecs = {codec.name: codec for codec in (*every, *under_masks)}
     if name not in codecs:

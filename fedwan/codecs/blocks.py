@@ -1,4 +1,4 @@
-"""int8, int4, float4, int2: a block's values share a bf16 scale, each is a small number times it.
+"""int8, int4, int2: a block's values share a bf16 scale, each is a small number times it.
 
 A record holds the scales of all blocks, then the codes of all blocks; the last block may be
 shorter (docs/wire.md). A scale has 8 significant bits and a code few, so that their product is
@@ -41,13 +41,6 @@ MIN_SCALE = 2.0**-126
 """Below this a block is written as zeros: products would lose bits to underflow."""
 _INFINITY = 0x7F80
 """Infinity in bf16, as an integer; below it are zero and the positive finite numbers."""
-_MAGNITUDE = 0x7FFF_FFFF
-_HALF = 0x0040_0000
-"""Half of a binary32's mantissa: added to the bits, it carries from 1.5 on into the exponent."""
-_SIGN_AND_CODE = 0x0380_0000 - (1 << 31)
-"""Bit 31, and bits 25 to 23."""
-_LIFT = 2.0**120
-"""From the exponent that a float4 code has in the lowest bits of the field to what it means."""
 
 
 class Part(NamedTuple):
@@ -113,14 +106,13 @@ class _Format(NamedTuple):
     """Values of a block."""
     scales: Callable[[Tensor, int | Tensor], Tensor]
     """Of magnitudes [rows, width], in each row so many and then zeros: [rows, 1]."""
-    min_scale: float
     pack: Callable[[Tensor, Tensor], None]
-    """(values in units of the scale [rows, width], codes [rows, bytes], int8, written); may spoil
-    the values. Their width fills whole bytes."""
+    """(values in units of the scale [rows, width], rounded; codes [rows, bytes], int8, written).
+    The width fills whole bytes."""
     unpack: Callable[[Tensor, Tensor], None]
     """The inverse: (codes, values, written). Every byte means something finite."""
-    shift: float | None = None
-    """What `pack` leaves in the values, and this, is what the codes mean; None: it spoils them."""
+    shift: float = 0.0
+    """What `pack` leaves in the values, and this, is what the codes mean."""
 
     def code_bytes(self, num_values: int) -> int:
         """Of a block."""
@@ -137,27 +129,14 @@ class _Format(NamedTuple):
 
 def int8() -> Codec:
     """8.125 bits a value: code = value / scale, -127 … 127, an error of half a scale at most."""
-    form = _Format(8, BLOCK, _largest_over(127.0), MIN_SCALE, _pack_bytes, _unpack_bytes, 0.0)
+    form = _Format(8, BLOCK, _largest_over(127.0), _pack_bytes, _unpack_bytes)
     return _block_codec("int8", 3, form)
 
 
 def int4() -> Codec:
     """4.125 bits a value: code -7 … 7, an error of 1/14 of the block's largest value at most."""
-    form = _Format(4, BLOCK, _largest_over(7.0), MIN_SCALE, _pack_int4, _unpack_halves, 0.0)
+    form = _Format(4, BLOCK, _largest_over(7.0), _pack_halves, _unpack_halves)
     return _block_codec("int4", 4, form)
-
-
-def float4() -> Codec:
-    """4.125 bits a value: a sign and an exponent of 3 bits (E3M0), no error feedback needed.
-
-    Streaming DiLoCo (2501.18512) sends its deltas so. The scale is the block's largest magnitude;
-    the values are 0 and ± scale * 2^-6 … 2^0, so that small values keep their sign and size where
-    int4 has but a zero. Each is rounded to the nearest power of two: the relative error is at most
-    1/3, and what is below 3/4 of the smallest power becomes zero. Code: bit 3 is the sign; the
-    others are 0 for zero and e + 7 for 2^e.
-    """
-    form = _Format(4, BLOCK, _largest_over(1.0), 2.0**-120, _pack_float4, _unpack_float4)
-    return _block_codec("float4", 5, form)
 
 
 def int2() -> Codec:
@@ -167,7 +146,7 @@ def int2() -> Codec:
     there are have 0.118 (Max 1960), near ± 0.6 and ± 1.9; but small codes are more frequent, so
     that packing makes 1.77 bits of them, and not 1.94. What is lost is added to the next delta.
     """
-    form = _Format(2, WIDE, _step, MIN_SCALE, _pack_quarters, _unpack_quarters, 0.5)
+    form = _Format(2, WIDE, _step, _pack_quarters, _unpack_quarters, 0.5)
     return with_feedback(_block_codec("int2", 7, form))
 
 
@@ -218,8 +197,8 @@ def _unpack_bytes(packed: Tensor, values: Tensor) -> None:
     values.copy_(packed)
 
 
-def _pack_halves(codes: Tensor, packed: Tensor) -> None:
-    half = codes.shape[1] // 2
+def _pack_halves(values: Tensor, packed: Tensor) -> None:
+    codes, half = values.round_().to(torch.int8), values.shape[1] // 2
     torch.bitwise_or(codes[:, :half] & 15, codes[:, half:] << 4, out=packed)
 
 
@@ -228,30 +207,6 @@ def _unpack_halves(packed: Tensor, values: Tensor) -> None:
     code = packed << 4
     values[:, :half].copy_(code.bitwise_right_shift_(4))
     values[:, half:].copy_(torch.bitwise_right_shift(packed, 4, out=code))
-
-
-def _pack_int4(values: Tensor, packed: Tensor) -> None:
-    _pack_halves(values.round_().to(torch.int8), packed)
-
-
-def _pack_float4(values: Tensor, packed: Tensor) -> None:
-    bits = values.view(torch.int32)
-    sign = (bits >> 28).bitwise_and_(8)
-    # |value| rounded to a power of two 2^e: the exponent field is 127 + e, the code e + 7.
-    code = bits.bitwise_and_(_MAGNITUDE).add_(_HALF).bitwise_right_shift_(23)
-    code.sub_(120).clamp_(0, 7).bitwise_or_(sign)
-    _pack_halves(code.to(torch.int8), packed)
-
-
-def _unpack_float4(packed: Tensor, values: Tensor) -> None:
-    # A code s eee goes to the sign and the lowest exponent bits of a binary32: 2^(eee - 127), and
-    # zero for 000. Multiplying by a power of two lifts it where it belongs, without rounding.
-    half = packed.shape[1]
-    bits = values.view(torch.int32)
-    bits[:, :half].copy_(packed << 4)
-    bits[:, half:].copy_(packed & -16)
-    bits.bitwise_left_shift_(19).bitwise_and_(_SIGN_AND_CODE)
-    values.mul_(_LIFT)
 
 
 def _pack_quarters(values: Tensor, packed: Tensor) -> None:
@@ -306,7 +261,7 @@ def _scale_into(place: Tensor, form: _Format, magnitudes: Tensor, num: int | Ten
     """Write the scales of rows, bf16 [rows, 1], and give them in fp32."""
     # A scale that is not finite passes through, so that every reader sees it.
     scale = form.scales(magnitudes, num).bfloat16()
-    place.copy_(scale.masked_fill_(scale < form.min_scale, 0))
+    place.copy_(scale.masked_fill_(scale < MIN_SCALE, 0))
     return scale.float()
 
 
@@ -316,9 +271,7 @@ def _inverse(unit: Tensor) -> Tensor:
 
 def _subtract(form: _Format, span: Tensor, work: Tensor, codes: Tensor, unit: Tensor) -> None:
     """Leave of a span's values what their codes do not say; `work` is as packing left it."""
-    if form.shift is None:
-        form.unpack(codes, work)
-    elif form.shift:
+    if form.shift:
         work += form.shift
     span.addcmul_(work[:, : span.shape[1]], unit, value=-1)  # the product is exact: rounded once
 

@@ -31,7 +31,6 @@ MODULES = 40
 """Of a large model; pix2pix's larger network has 30."""
 HS = (10, 20, 50, 100)
 CODECS = ("fp32", "bf16", "int8", "int4")
-"""float4 has int4's size and takes longer: only where it is asked for."""
 GRADIENT_CODECS = ("fp32", "bf16")
 """Nothing coarser was tried."""
 FRAGMENTS = 10

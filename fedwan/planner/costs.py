@@ -48,7 +48,6 @@ _TABLE = {
     "bf16": (5_909, 7_143, 0.777),
     "int8": (3_034, 6_777, 0.938),
     "int4": (2_840, 4_845, 0.845),
-    "float4": (1_810, 3_885, 0.872),
     "topk2": (588, 3_325, 1.0),
 }
 """MB/s of fp32 to encode and to add (docs/results.md); what packing leaves of normal values."""

@@ -18,7 +18,6 @@ from fedwan.codecs import (
     base,
     bf16,
     codec_by_name,
-    float4,
     fp32,
     int2,
     int4,
@@ -30,15 +29,12 @@ from fedwan.errors import ConfigError, PayloadError, UserError
 from fedwan.state import Layout, Role, State, TensorSpec, clone
 from tests.support import StrictSource, other_defaults, read_all, same_bits, spec
 
-CODECS = {
-    codec.name: codec for codec in (fp32(), bf16(), int8(), int4(), float4(), int2(), topk2())
-}
+CODECS = {codec.name: codec for codec in (fp32(), bf16(), int8(), int4(), int2(), topk2())}
 ERROR = {
     "fp32": (0.0, 0.0),
     "bf16": (2.0**-8, 0.0),
     "int8": (0.0, 0.51 / 127),
     "int4": (0.0, 0.51 / 7),
-    "float4": (0.35, 0.76 / 64),
     "int2": (1.0, 0.5),
     "topk2": (1.0, 1.0),  # what is not sent is 0; tests/codecs/test_topk2.py has the rest
 }

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from fedwan.codecs import Codec, Payload, bf16, float4, fp32, int4, int8, topk2
+from fedwan.codecs import Codec, Payload, bf16, fp32, int4, int8, topk2
 from fedwan.errors import FedwanError
 from fedwan.state import Layout, Role, State
 from tests.support import random_state, read_all, same_bits, spec
@@ -17,7 +17,7 @@ from tests.support import random_state, read_all, same_bits, spec
 STATE = {"g/n": torch.tensor(3), "g/w": torch.tensor([1.0, -2.5])}
 LAYOUT = {"g/n": spec((), Role.COUNTER, torch.int64), "g/w": spec((2,))}
 
-CODECS = (fp32(), bf16(), int8(), int4(), float4(), topk2())
+CODECS = (fp32(), bf16(), int8(), int4(), topk2())
 
 # Half of SHA-256, of the example's payload and the record of `long_value`, which has whole blocks
 # and chunks and short ones.
@@ -26,7 +26,6 @@ GOLDEN = {
     "bf16": "8a5f41c8b5123fbafd71d28f65167575",
     "int8": "a38ccd7204059059331fab133fd5cdb5",
     "int4": "7616c6bcdc54a183b6bc56482fd6519e",
-    "float4": "640e2b841b50eec33767840e85ad00f0",
     "topk2": "3356d3f2d44a6515f3d09d02be35a283",
 }
 
