@@ -231,27 +231,10 @@ def _check_head(source: Source, entries: Sequence[Entry]) -> int:
             "install the same fedwan on both sides"
         )
     if seen != head:
-        count, num_bytes = struct.unpack_from("<II", seen, 8)
         raise PayloadError(
-            f"payload holds {count} tensors in a table of {num_bytes} bytes, expected "
-            f"{_difference(seen, entries)}; every site from the same app and config, with the "
-            "same codecs"
+            f"payload's table is not that of the {len(entries)} tensors expected; start every site "
+            "from the same app and config, with the same codecs"
         )
     if total != (expected := framed_bytes(entries)):
         raise PayloadError(f"payload has {total} bytes, expected {expected}: truncated or padded")
     return len(head)
-
-
-def _difference(seen: bytes, entries: Sequence[Entry]) -> str:
-    """What was expected instead, at the first tensor whose entry is another."""
-    offset = _HEADER.size
-    for entry in entries:
-        packed = _pack_entry(entry)
-        if seen[offset : offset + len(packed)] != packed:
-            name, encoding, spec, size = entry
-            return (
-                f"{len(entries)} with {name[:99]!r}, {spec.dtype} {spec.shape}, in encoding "
-                f"{encoding} and {size} bytes"
-            )
-        offset += len(packed)
-    return f"{len(entries)} in {offset - _HEADER.size} bytes"

@@ -71,16 +71,16 @@ def parse_request(data: bytes, what: str) -> x509.CertificateSigningRequest:
     """A request that may be signed; `what` it is, for the `IdentityError` if it may not."""
     try:
         request = x509.load_pem_x509_csr(data)
-        is_signed, key = request.is_signature_valid, request.public_key()
-        name = common_name(request)
+        key, name = request.public_key(), common_name(request)
+        if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp256r1":
+            raise ValueError("its key is no EC P-256 key")
+        if not request.is_signature_valid:
+            raise ValueError("it is not signed by its own key")
     except (ValueError, TypeError) as error:
         raise IdentityError(
-            f"{what} is no certificate request: {error}; make one: fedwan pki request NAME"
+            f"{what} is no certificate request that can be signed: {error}; make one: "
+            "fedwan pki request NAME"
         ) from None
-    if not is_signed:
-        raise IdentityError(f"{what} is not signed by its own key; have it sent again")
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise IdentityError(f"{what} has no EC P-256 key; make it with: fedwan pki request NAME")
     check_name(name)
     return request
 

@@ -123,19 +123,11 @@ def _connect_ms(address: str) -> float:
         began = time.monotonic()
         with socket.create_connection((host.strip("[]"), int(port)), timeout=DIAL_S):
             return (time.monotonic() - began) * 1e3
-    except socket.gaierror as error:
-        reason = f"no machine is called {host!r} ({error.strerror}); check the address"
-    except ConnectionRefusedError:
-        reason = (
-            f"nothing listens at {address}; the data plane does while a run is going on, "
-            "on link.listen"
-        )
     except OSError as error:
-        reason = (
-            f"{address} cannot be reached ({error.strerror or f'no answer in {DIAL_S:g} s'}); "
-            "check the address, and the firewalls on the way"
-        )
-    raise ConfigError(reason)
+        raise ConfigError(
+            f"{address} cannot be reached ({error.strerror or error}); check the address, that a "
+            "run is going on, whose data plane listens on link.listen, and firewalls on the way"
+        ) from None
 
 
 def _upload(link: GrpcLink, num_bytes: int) -> None:

@@ -9,7 +9,7 @@ are here and no claim is made by more than half.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
@@ -17,9 +17,6 @@ from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
 from fedwan.state import Layout, TensorSpec, layout_from_json
-
-MAX_SESSION = 64
-"""Characters; a site's own have 32."""
 
 _parse = lru_cache(maxsize=8)(layout_from_json)
 
@@ -68,25 +65,37 @@ class Claim(NamedTuple):
     def difference(self, other: Claim) -> str:
         """What sets another claim apart from this one, both values named."""
         if self.sources_json != other.sources_json:
-            return _source_difference(self.sources_json, other.sources_json)
-        if self.layout_json != other.layout_json:
-            return _layout_difference(self.layout, other.layout)
-        if self.kinds_json != other.kinds_json:
-            return f"its networks are {other.kinds}, the run's {self.kinds}; pass the same `kinds`"
-        if self.num_steps != other.num_steps:
+            name, mine, theirs = _first_difference(
+                json.loads(self.sources_json or "{}"), json.loads(other.sources_json or "{}")
+            )
             return (
-                f"its script asks for {other.num_steps} steps, the run's for {self.num_steps}; "
-                "give the same number everywhere, or set steps=… of the run"
+                f"its {name} is another one: SHA-256 {(theirs or 'nothing')[:12]}, the run's "
+                f"{(mine or 'nothing')[:12]}; install the version that the run began with, at "
+                "every site"
+            )
+        if self.layout_json != other.layout_json:
+            name, mine, theirs = _first_difference(self.layout, other.layout)
+            return (
+                f"its tensor {name!r} is {_spec_text(theirs)}, the run's {_spec_text(mine)}; build "
+                "the same networks, with the same settings and library versions, at every site"
             )
         for what, mine, theirs, mend in (
-            ("frozen networks", self.frozen_sha256, other.frozen_sha256, "files they come from"),
-            ("initial weights", self.initial_sha256, other.initial_sha256, "seed"),
+            ("networks are", self.kinds, other.kinds, "pass the same `kinds`"),
+            (
+                *("number of steps is", self.num_steps, other.num_steps),
+                "give the same everywhere, or set steps=… of the run",
+            ),
+            (
+                *("frozen networks hash to", self.frozen_sha256[:12], other.frozen_sha256[:12]),
+                "use the same files that they come from, code and library versions at every site",
+            ),
+            (
+                *("initial weights hash to", self.initial_sha256[:12], other.initial_sha256[:12]),
+                "use the same seed, code and library versions at every site",
+            ),
         ):
             if mine != theirs:
-                return (
-                    f"its {what} hash to {theirs[:12]}, the run's to {mine[:12]}; "
-                    f"use the same {mend}, code and library versions at every site"
-                )
+                return f"its {what} {theirs}, the run's {mine}; {mend}"
         return ""
 
 
@@ -138,11 +147,6 @@ class Agreement:
             return (
                 f"site speaks protocol {hello.protocol}, this coordinator {PROTOCOL}; "
                 "install the same fedwan on both sides"
-            )
-        if not 0 < len(hello.session) <= MAX_SESSION:
-            return (
-                f"site names a session of {len(hello.session)} characters, 1 to {MAX_SESSION} are "
-                "taken; start site and coordinator from the same app"
             )
         if self._sources is not None and json.loads(claim.sources_json or "{}") != self._sources:
             mine = claim._replace(sources_json=json.dumps(dict(self._sources), sort_keys=True))
@@ -197,32 +201,11 @@ class Agreement:
         return f"{len(self._claims)} of {len(self._names)} sites are here, not {', '.join(missing)}"
 
 
-def _source_difference(mine: str, theirs: str) -> str:
-    ours, others = json.loads(mine or "{}"), json.loads(theirs or "{}")
-    for name, here, there in _differing(ours, others):
-        return (
-            f"its {name} is another one: SHA-256 {(there or 'nothing')[:12]}, the run's "
-            f"{(here or 'nothing')[:12]}; install the version that the run began with, at "
-            "every site"
-        )
-    return "its recipes differ"
-
-
-def _layout_difference(mine: Layout, theirs: Layout) -> str:
-    for name, here, there in _differing(mine, theirs):
-        return (
-            f"its tensor {name!r} is {_spec_text(there)}, the run's {_spec_text(here)}; build the "
-            "same networks, with the same settings and library versions, at every site"
-        )
-    return "its layout differs"
-
-
-def _differing(
-    mine: Mapping[str, Any], theirs: Mapping[str, Any]
-) -> Iterator[tuple[str, Any, Any]]:
-    for name in sorted(mine.keys() | theirs.keys()):
-        if mine.get(name) != theirs.get(name):
-            yield name, mine.get(name), theirs.get(name)
+def _first_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str, Any, Any]:
+    """Of two that differ, if in nothing else then in their order: a name, and what each has."""
+    names = sorted(mine.keys() | theirs.keys())
+    name = next((name for name in names if mine.get(name) != theirs.get(name)), "order")
+    return name, mine.get(name), theirs.get(name)
 
 
 def _spec_text(spec: TensorSpec | None) -> str:

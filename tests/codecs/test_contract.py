@@ -342,15 +342,11 @@ def test_another_version_layout_name_or_codec_is_refused_with_the_mend() -> None
     text = refusal(int4(), signed(data[:4] + b"\x02" + data[5:]))
     assert "version 2" in text and "version 1" in text
     for layout in (dict(list(LAYOUT.items())[:-1]), {**LAYOUT, "g/more": spec((1,))}, {}):
-        assert "payload holds 15 tensors" in refusal(int4(), data, layout)
+        assert "payload's table is not that" in refusal(int4(), data, layout)
     for name in (b"g/weighs", b"g/\xff\xfeight", b"d/fp16\0\0"):
-        text = refusal(int4(), signed(data.replace(b"g/weight", name)))
-        assert "expected 15 with 'g/weight'" in text
-    long = "\n" * 60000
-    refusal(int4(), encode(int4(), {long: torch.ones(2)}, {long: spec((2,))}), {"w": spec((2,))})
+        assert "15 tensors" in refusal(int4(), signed(data.replace(b"g/weight", name)))
     layout = {"w": spec((4,))}
-    text = refusal(bf16(), encode(fp32(), {"w": torch.ones(4)}, layout), layout)
-    assert "'w', torch.float32 (4,), in encoding 2" in text and "same codecs" in text
+    assert "same codecs" in refusal(bf16(), encode(fp32(), {"w": torch.ones(4)}, layout), layout)
 
 
 LIES: dict[str, tuple[int, str, int]] = {

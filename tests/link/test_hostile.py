@@ -105,7 +105,7 @@ HOSTILE: dict[str, tuple[Make, str]] = {
     "a name in a layout": (hello(layout_json=LAYOUT), "cannot be shown"),
     "kinds without end": (hello(layout_json="{}", kinds_json="[" * 60_000), "cannot be read"),
     "a site's name": (hello(site=ESC), "cannot be shown"),
-    "a session's name": (hello(session="x" * 999), "session of 999 characters"),
+    "a session's name": (hello(session="x" * 999), "session of 999 characters, 128 are"),
     "wait_s nan": (ask(wait_s=NAN), "wait_s of nan"),
     "wait_s below": (ask(wait_s=-1e300), "wait_s of -1e+300"),
     "a fragment that is none": (ask(fragment=7), "download of fragment 7"),

@@ -129,7 +129,7 @@ def test_what_is_no_good_request_is_refused_in_one_line(
         (b"nonsense", "is no certificate request"),
         (good[:200], "is no certificate request"),
         (b"\n".join([*lines[:-2], lines[-2][:-8] + b"AAAAAAA=", lines[-1]]), "request"),
-        (csr("s1", weak), "has no EC P-256 key"),
+        (csr("s1", weak), "no EC P-256 key"),
         (csr("../ca", certificates.new_key()), "is no DNS label"),
         (csr("ca", certificates.new_key()), "is reserved"),
     ]:

@@ -49,14 +49,14 @@ DIFFERENCES = [
         "its tensor 'unet/z' is a scalar int64, the run's no such tensor",
     ),
     ({"kinds_json": '{"unet": "adversarial"}'}, "{'unet': 'adversarial'}, the run's {'unet': 're"),
-    ({"num_steps": 200}, "its script asks for 200 steps, the run's for 100"),
+    ({"num_steps": 200}, "its number of steps is 200, the run's 100"),
     (
         {"frozen_sha256": "e" * 64},
-        "its frozen networks hash to eeeeeeeeeeee, the run's to ffffffffffff",
+        "its frozen networks hash to eeeeeeeeeeee, the run's ffffffffffff",
     ),
     (
         {"initial_sha256": "2" * 64},
-        "its initial weights hash to 222222222222, the run's to 111111111111",
+        "its initial weights hash to 222222222222, the run's 111111111111",
     ),
     (
         {"sources_json": '{"strategy diloco": "' + "b" * 64 + '"}'},
