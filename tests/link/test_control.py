@@ -39,17 +39,6 @@ def test_heartbeats_carry_the_step_while_an_upload_is_on_its_way(
         assert upload().status == wire.Receipt.ACCEPTED
 
 
-def test_silence_is_noticed_and_a_voice_after_it_too(tmp_path: Path, identities: Path) -> None:
-    bench = Bench(tmp_path, silence_s=0.6)
-    with joined_through_proxy(bench, identities) as (link, proxy):
-        eventually(lambda: bench.is_live("s1"))
-        proxy.black_hole()
-        eventually(lambda: bench.registry.notice(time.monotonic())[0] == ["s1"], within_s=3.0)
-        assert not bench.is_live("s1")
-        proxy.come_back()
-        eventually(lambda: bench.is_live("s1"), within_s=3.0)
-
-
 def test_a_replaced_session_is_told_and_can_do_nothing_more(
     tmp_path: Path, identities: Path
 ) -> None:

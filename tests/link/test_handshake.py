@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,7 +30,6 @@ from tests.planes import (
     joined_through_proxy,
     payload_of,
     serving,
-    stub_of,
 )
 
 SECONDS = 8.0
@@ -96,30 +94,6 @@ def test_a_coordinator_listens_on_an_address_of_ipv6(
             assert read_state(address).moved > payload.num_bytes
 
 
-def test_a_connection_that_is_merely_closed_after_the_handshake_is_no_complaint(
-    identities: Path,
-) -> None:
-    """As a coordinator that ends does, or anybody on the path."""
-    server_side = Identity.load(identities / "coordinator", "coordinator").ssl_context(server=True)
-    server_side.set_alpn_protocols(["h2"])
-    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
-        done = threading.Event()
-
-        def close_each() -> None:
-            server.settimeout(0.1)
-            while not done.is_set():
-                with contextlib.suppress(OSError), server.accept()[0] as raw:
-                    raw.settimeout(5)
-                    server_side.wrap_socket(raw, server_side=True).close()
-
-        closing = pool.submit(close_each)
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        complaint = handshake_complaint(address, Identity.load(identities / "s1"))
-        done.set()
-        closing.result()
-    assert complaint is None
-
-
 def test_a_site_is_not_believed_to_be_a_coordinator(
     bench: Bench, identities: Path, tmp_path: Path
 ) -> None:
@@ -178,15 +152,3 @@ def test_a_site_that_is_not_of_the_run_can_do_nothing(tmp_path: Path, identities
         assert (
             "site 's3' is not in this run, which has s1, s2; ask whoever runs it to add it" in text
         )
-        with stub_of(plane.port, identities / "s3") as stub:
-            request = wire.DownloadRequest(run_id="run-1", kind=wire.DownloadRequest.GLOBAL)
-            for call in (
-                lambda: list(stub.Download(request)),
-                lambda: list(stub.Control(iter([wire.SiteSignal(session="x")]))),
-                lambda: stub.Leave(wire.Farewell(session="")),
-                lambda: stub.Report(wire.QualityReport(run_id="run-1", figures_json="{}")),
-            ):
-                with pytest.raises(grpc.RpcError) as caught:
-                    call()
-                assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-                assert "has not joined this run" in caught.value.details()

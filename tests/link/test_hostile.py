@@ -30,10 +30,9 @@ from fedwan.link.tls import Identity
 from fedwan.output.board import read_run
 from fedwan.output.live import render_board
 from fedwan.output.report import write_report
-from fedwan.protocol.agreement import Claim
 from fedwan.protocol.limits import Refusals, bound, shown
 from fedwan.state import layout_from_json
-from tests.planes import Bench, eventually, in_thread, serving, stub_of
+from tests.planes import Bench, eventually, serving, stub_of
 from tests.support import NET, WrappedLink, hub_of, run_tiny, tiny_config
 
 INF, NAN, ESC = float("inf"), float("nan"), "\x1b]0;owned\x07"
@@ -245,6 +244,8 @@ def test_texts_are_cut_and_names_that_do_not_fit_are_left_out() -> None:
     assert len(header.work.losses) == 64 and ESC not in header.work.losses
     assert str(header.work.losses["0"]) == "nan"
     assert shown("a\n\tb  c", 4) == "a b "
+    with pytest.raises(PayloadError, match="layout_json of 4194305 characters"):
+        bound(wire.Hello(layout_json=" " * ((4 << 20) + 1)))
 
 
 def test_equal_refusals_are_told_at_powers_of_ten_and_many_others_now_and_then() -> None:
@@ -348,25 +349,3 @@ def test_of_ever_more_connections_that_say_nothing_a_number_is_kept_and_a_site_g
 
         eventually(are_closed)
         assert not honest.Join(bench.hello("s2"), timeout=5).refusal
-
-
-def test_a_join_is_read_without_the_lock_and_has_at_most_4_mib(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One of 24 MB took 12 s, in which no other site was heard."""
-    bench, is_free = Bench(tmp_path), []
-    read = Claim.of
-
-    def try_the_lock() -> None:
-        is_free.append(bench.hub.changed.acquire(timeout=5))
-        bench.hub.changed.release()
-
-    def reading(hello: wire.Hello) -> Claim:
-        in_thread(try_the_lock)()
-        return read(hello)
-
-    monkeypatch.setattr(Claim, "of", reading)
-    assert not bench.hub.join("s1", bench.hello("s1")).refusal
-    assert is_free == [True]
-    with pytest.raises(PayloadError, match="layout_json of 4194305 characters"):
-        bound(wire.Hello(layout_json=" " * ((4 << 20) + 1)))

@@ -116,24 +116,6 @@ def test_a_site_whose_certificate_ends_is_told_and_can_do_nothing_more(
     assert bench.contribution("s1") is None
 
 
-def test_a_look_at_certificates_that_fails_is_not_the_last(
-    authority: pki.Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "PEERS_S", 0.05)
-    folder, bench = authority.directory, Bench(tmp_path)
-    with serving(bench.hub, folder) as plane, dialling(plane.port, folder / "s1") as link:
-        link.join(bench.hello("s1"))
-        await_control(bench, link, "s1")
-        with monkeypatch.context() as patched:
-            look = mock.Mock(side_effect=OSError("Too many open files"))
-            patched.setattr(plane._admission, "objection", look)
-            eventually(lambda: look.called)
-            time.sleep(0.2)
-        authority.revoke("s1")
-        signal = link.signals.get(timeout=ENDS_S)
-        assert signal.kind == wire.CoordinatorSignal.GONE and "is revoked" in signal.text
-
-
 def test_a_list_that_lapsed_at_the_coordinator_keeps_sites_waiting_for_another(
     authority: pki.Authority,
     tmp_path: Path,

@@ -13,7 +13,6 @@ import pytest
 from fedwan.codecs.payload import Bytes
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
-from fedwan.link.transfers import TransferQueue
 from tests.planes import (
     Bench,
     dialling,
@@ -27,20 +26,6 @@ from tests.planes import (
     stub_of,
     update_request,
 )
-
-
-def test_a_transfer_whose_calls_have_all_ended_keeps_nobody_waiting() -> None:
-    queue = TransferQueue()
-    first, again = queue.enter("a", range(3)), queue.enter("a", range(3))
-    second = queue.enter("b", range(3))
-    assert next(queue.chunks(first)) == 0
-    wait = in_thread(lambda: queue.wait(second))
-    queue.leave(first)
-    time.sleep(0.05)
-    assert wait.is_running()
-    queue.leave(again)
-    wait(5.0)
-    queue.wait(queue.enter("c", range(3)), lambda: False)  # nobody wants it any more
 
 
 def test_uploads_go_one_after_the_other(

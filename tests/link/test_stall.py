@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,12 +12,10 @@ import grpc
 import pytest
 
 from fedwan.errors import LinkLost
-from fedwan.link import rpc, tcp
-from fedwan.link import wire_pb2 as wire
+from fedwan.link import rpc
 from fedwan.link.client import GrpcLink
 from tests.planes import (
     Bench,
-    await_control,
     eventually,
     header_of,
     in_thread,
@@ -110,28 +107,6 @@ def test_a_site_that_stops_reading_does_not_hold_the_coordinator_s_sender(
         assert next(parts).header is not None  # and no more
         eventually(lambda: rpc._watched)
         look_until(lambda: not rpc._watched)
-
-
-def test_a_moment_without_descriptors_ends_neither_the_watch_nor_a_call(
-    tmp_path: Path,
-    identities: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    bench = Bench(tmp_path)
-    payload = random_payload(1, bench.layout)
-
-    def fail(folder: str) -> list[str]:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    with joined(bench, identities) as link, monkeypatch.context() as patched:
-        patched.setattr(tcp.os, "listdir", fail)
-        assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
-        for _ in range(9):
-            rpc.look()
-        assert "calls under way could not be looked at" in caplog.text
-        await_control(bench, link, "s1")
-        assert link.signals.empty()
 
 
 def test_a_path_that_swallows_everything_and_breaks_nothing_is_noticed(
