@@ -5,20 +5,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import pytest
-
-from fedwan.errors import SessionLost
 from fedwan.link import wire_pb2 as wire
 from tests.planes import (
     Bench,
-    dialling,
     eventually,
     header_of,
     in_thread,
     joined_through_proxy,
-    payload_of,
     random_payload,
-    serving,
 )
 
 Signal = wire.CoordinatorSignal
@@ -37,30 +31,6 @@ def test_heartbeats_carry_the_step_while_an_upload_is_on_its_way(
             with bench.hub.changed:
                 assert bench.is_live("s1")
         assert upload().status == wire.Receipt.ACCEPTED
-
-
-def test_a_replaced_session_is_told_and_can_do_nothing_more(
-    tmp_path: Path, identities: Path
-) -> None:
-    bench = Bench(tmp_path)
-    payload = payload_of(1.0, bench.layout)
-    with (
-        serving(bench.hub, identities) as plane,
-        dialling(plane.port, identities / "s1") as old,
-        dialling(plane.port, identities / "s1") as new,
-    ):
-        old.join(bench.hello("s1", "old"))
-        new.join(bench.hello("s1", "new"))
-        assert bench.registry.sites["s1"].joins == 2
-        signal = old.signals.get(timeout=5)
-        # The first text on a Control stream that stood, the second on one that came too late.
-        assert signal.kind == Signal.GONE
-        assert "another process of s1" in signal.text or "s1 was replaced" in signal.text
-        with pytest.raises(SessionLost, match="this session of s1 was replaced"):
-            old.upload(header_of(payload), payload)
-        old.leave(wire.Farewell(error="gone"))
-        assert not bench.registry.sites["s1"].has_left
-        assert new.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
 
 
 def test_a_word_said_while_the_stream_is_broken_arrives_once_it_is_back(

@@ -7,10 +7,9 @@ import json
 import select
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -76,27 +75,20 @@ LAYOUT = json.dumps({f"net/{ESC}": [[1], "float32", "parameter"]})
 HOSTILE: dict[str, tuple[Make, str]] = {
     "samples beyond any": (work(samples=2**63), "samples of 9223372036854775808"),
     "samples of all others": (work(samples=2**52), "are the most"),
-    "more steps than H": (work(steps=2**40, samples=4), "are the most"),
     "no samples": (work(samples=0), "no weight"),
     "compute_s nan": (work(compute_s=NAN), "compute_s of nan"),
-    "compute_s inf": (work(compute_s=INF), "compute_s of inf"),
     "wait_s below 0": (work(wait_s=-1.0), "wait_s of -1.0"),
     "300 years": (work(compute_s=1e10), "compute_s of 10000000000.0 s"),
     "400 digits": (report('{"fd": ' + "9" * 400 + "}"), "'fd' is no number"),
     "named t": (report('{"fd": 1.0, "t": 0}'), "a figure named 't'"),
     "700 deep": (report('{"a": ' + "[" * 700 + "]" * 700 + "}"), "'a' is no number"),
     "100,000 deep": (report("[" * 100_000), "no JSON object"),
-    "a list": (report("[1]"), "no JSON object"),
     "no JSON": (report("{"), "no JSON object"),
     "a control character": (report("\x00"), "cannot be shown"),
     "a text": (report('{"fd": "low"}'), "'fd' is no number"),
-    "null": (report('{"fd": null}'), "'fd' is no number"),
-    "fd a list": (report('{"fd": [1.0]}'), "'fd' is no number"),
-    "an escaped sequence": (report(json.dumps({ESC: 1.0})), "a figure named"),
     "many figures": (report(json.dumps(dict.fromkeys(map(str, range(999)), 0))), "at most 64"),
     "bf16": (report(samples=save({"generated": torch.zeros(4, 2).bfloat16()})), "'BF16'"),
     "no pictures": (report(samples=tensors("F32", [0, 1, 8, 8], 0)), "of shape [0, 1, 8, 8]"),
-    "unknown dtype": (report(samples=tensors("F4", [64])), "data type"),
     "19.7 GiB": (report(samples=tensors("F32", [5000, 1, 1000, 1000])), "invalid shape"),
     "other tensors": (report(samples=tensors("F32", [64], name="x")), "'x' of dtype"),
     "a header of 2^62": (report(samples=b"\xff" * 7 + b"\x3f"), "header too large"),
@@ -106,7 +98,6 @@ HOSTILE: dict[str, tuple[Make, str]] = {
     "a site's name": (hello(site=ESC), "cannot be shown"),
     "a session's name": (hello(session="x" * 999), "session of 999 characters, 128 are"),
     "wait_s nan": (ask(wait_s=NAN), "wait_s of nan"),
-    "wait_s below": (ask(wait_s=-1e300), "wait_s of -1e+300"),
     "a fragment that is none": (ask(fragment=7), "download of fragment 7"),
     "a farewell": (
         lambda header: wire.Farewell(session=header.session, work=wire.Work(compute_s=1e10)),
@@ -256,33 +247,6 @@ def test_equal_refusals_are_told_at_powers_of_ten_and_many_others_now_and_then()
     assert refusals.tell("again", 12.0) == "again (and 993 others since the last one)"
 
 
-def test_a_site_that_takes_all_calls_leaves_the_others_theirs(
-    tmp_path: Path, identities: Path
-) -> None:
-    bench = Bench(tmp_path, sites=("s1", "s2"))
-    with ExitStack() as stack:
-        plane = stack.enter_context(serving(bench.hub, identities, num_sites=2, heartbeat_s=5.0))
-        greedy = stack.enter_context(stub_of(plane.port, identities / "s1"))
-        honest = stack.enter_context(stub_of(plane.port, identities / "s2"))
-        greedy.Join(bench.hello("s1"))
-        honest.Join(bench.hello("s2"))
-        signal = wire.SiteSignal(session=bench.hello("s1").session)
-        never = threading.Event()
-
-        def one_and_then_silence() -> Iterator[wire.SiteSignal]:
-            yield signal
-            never.wait(30.0)
-
-        calls = [greedy.Control(one_and_then_silence()) for _ in range(204)]
-        stack.callback(lambda: [call.cancel() for call in calls])
-        stack.callback(never.set)
-        assert not honest.Join(bench.hello("s2"), timeout=5).refusal
-        with pytest.raises(grpc.RpcError) as caught:
-            greedy.Join(bench.hello("s1"), timeout=5)
-        assert "s1 has 34 calls under way, and no more are its share" in caught.value.details()
-    assert any(event == "rejected" and "34 calls" in text for event, _, text in bench.events)
-
-
 def test_calls_whose_message_never_comes_are_a_site_s_own_and_are_ended(
     tmp_path: Path, identities: Path
 ) -> None:
@@ -303,6 +267,10 @@ def test_calls_whose_message_never_comes_are_a_site_s_own_and_are_ended(
         paths = [f"/{rpc.SERVICE}/{name}" for name in ("Join", "Download", "Report", "Leave")]
         calls = [channel.stream_stream(path)(silence()) for path in 19 * paths]
         eventually(lambda: len(plane._calls) >= 34)
+        greedy = stack.enter_context(stub_of(plane.port, identities / "s1"))
+        with pytest.raises(grpc.RpcError) as caught:
+            greedy.Join(bench.hello("s1"), timeout=5)
+        assert "s1 has 34 calls under way, and no more are its share" in caught.value.details()
         assert not honest.Join(bench.hello("s2"), timeout=5).refusal
 
         def are_over() -> bool:
@@ -313,21 +281,6 @@ def test_calls_whose_message_never_comes_are_a_site_s_own_and_are_ended(
         eventually(lambda: not plane._calls)
         codes = Counter(call.code() for call in calls)
         assert codes[grpc.StatusCode.CANCELLED] >= 34 and len(codes) == 2
-
-
-def test_connections_that_say_nothing_are_closed(
-    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "HANDSHAKE_MS", 500)
-    bench = Bench(tmp_path)
-    with serving(bench.hub, identities) as plane, ExitStack() as stack:
-        address = ("127.0.0.1", plane.port)
-        silent = [stack.enter_context(socket.create_connection(address)) for _ in range(50)]
-        deadline = time.monotonic() + 5.0
-        for connection in silent:
-            connection.settimeout(max(0.1, deadline - time.monotonic()))
-            with suppress(ConnectionResetError):
-                assert connection.recv(1) == b""
 
 
 def test_of_ever_more_connections_that_say_nothing_a_number_is_kept_and_a_site_goes_on(

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from cryptography import x509
@@ -15,7 +14,7 @@ from cryptography import x509
 from fedwan.errors import IdentityError, LinkLost
 from fedwan.link import certificates, pki, server
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.admission import Admission, Renewable
+from fedwan.link.admission import Renewable
 from fedwan.link.client import GrpcLink
 from fedwan.link.tls import Identity, now
 from tests.planes import (
@@ -154,24 +153,3 @@ def test_an_identity_that_was_renewed_after_it_was_read_is_noticed_at_the_first_
     late = Renewable(identity)
     assert late.renew() and late.identity != identity
     assert not late.renew()
-
-
-def test_files_that_cannot_be_read_for_a_moment_are_read_again(
-    authority: pki.Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A site is revoked, and a certificate renewed, while no descriptor is left."""
-    folder = authority.directory
-    identity, admission = Identity.load(folder / "s1"), Admission(folder / "coordinator")
-    certificate = x509.load_pem_x509_certificate(identity.cert_pem)
-    renewable = Renewable(identity)
-    assert not admission.objection(certificate) and not renewable.renew()
-    authority.renew("s1", days=1)
-    authority.revoke("s1")
-    with monkeypatch.context() as patched:
-        patched.setattr(
-            Path, "read_bytes", mock.Mock(side_effect=OSError(24, "Too many open files"))
-        )
-        for _ in range(3):
-            assert not admission.objection(certificate) and not renewable.renew()
-    assert caplog.text.count("Too many open files") == 2
-    assert admission.objection(certificate) == "is revoked" and renewable.renew()

@@ -5,14 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fedwan.codecs.payload import Bytes
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.base import Delivery
 from tests.planes import (
     Bench,
     dialling,
@@ -21,7 +18,6 @@ from tests.planes import (
     in_thread,
     joined,
     random_payload,
-    read_all,
     serving,
     stub_of,
     update_request,
@@ -61,31 +57,6 @@ def test_uploads_go_one_after_the_other(
             eventually(lambda v=version: v == 2 or v + 1 in opened)
         for upload in uploads:
             upload()
-
-
-def test_updates_go_out_one_after_the_other(
-    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench(tmp_path, num_values=500_000)
-    payload = random_payload(1, bench.layout)
-    bench.publish(1, payload)
-    sent: list[int] = []
-    fetch = bench.hub.download
-
-    def noting(site: str, request: wire.DownloadRequest) -> Delivery:
-        def read(offset: int, size: int) -> Bytes:
-            sent.append(request.transfer)
-            return payload.read(offset, size)
-
-        source = SimpleNamespace(num_bytes=payload.num_bytes, read=read)
-        return Delivery(fetch(site, request).header, source)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(bench.hub, "download", noting)
-    with joined(bench, identities, channels=1) as link:
-        downloads = [in_thread(lambda: link.download(update_request())) for _ in range(4)]
-        bodies = {read_all(download(20).payload) for download in downloads}
-    assert len(bodies) == 1 and len(set(sent)) == 4
-    assert sum(a != b for a, b in zip(sent, sent[1:], strict=False)) == 3
 
 
 def test_a_download_that_is_cut_off_gives_up_its_place(tmp_path: Path, identities: Path) -> None:

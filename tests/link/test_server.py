@@ -170,16 +170,3 @@ def test_garbage_in_place_of_a_message_is_refused(setting: Setting) -> None:
             Code.UNIMPLEMENTED,
             lambda: channel.unary_unary(f"/{SERVICE}/Nothing")(b"", timeout=5),
         )
-
-
-def test_the_same_chunk_five_thousand_times_is_harmless(setting: Setting) -> None:
-    header = setting.header(chunk_bytes=1 << 10)
-    part: Part[wire.UploadHeader] = Part(None, plain(0, setting.data[: 1 << 10]))
-
-    def parts() -> Iterator[Part[wire.UploadHeader]]:
-        yield Part(header, None)
-        for _ in range(5000):
-            yield part
-
-    receipt = setting.stub.Upload(parts(), timeout=20)
-    assert receipt.status == wire.Receipt.INCOMPLETE and list(receipt.missing) == [1, 2, 3]

