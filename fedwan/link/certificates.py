@@ -139,12 +139,6 @@ def check_name(name: str) -> None:
         raise IdentityError(f"name {name!r} {reason}; choose another")
 
 
-def check_days(days: int, most: int = CA_DAYS) -> None:
-    """Refuse a lifetime that no certificate has."""
-    if not 1 <= days <= most:
-        raise IdentityError(f"an identity cannot last {days} days; choose 1 to {most}")
-
-
 def alternative_names(name: str, hosts: Sequence[str]) -> list[x509.GeneralName]:
     """A site answers to its name; a coordinator to its hosts, `localhost` and `127.0.0.1`."""
     if name != COORDINATOR:

@@ -12,8 +12,7 @@ unattended; the authority's is encrypted with a passphrase.
 
 from __future__ import annotations
 
-import os
-import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedwan.errors import IdentityError
 from fedwan.files import replace_bytes
 from fedwan.link import certificates
-from fedwan.link.certificates import COORDINATOR, PEM, Issuer, check_days, check_name
+from fedwan.link.certificates import COORDINATOR, PEM, Issuer, check_name
 from fedwan.link.tls import common_name, now
 
 T = TypeVar("T")
@@ -66,7 +65,7 @@ def federation(folder: Path, hosts: Sequence[str], sites: Iterable[str]) -> Auth
     authority = Authority.make(folder, None)
     for name in (COORDINATOR, *sites):
         request(folder / name, name, hosts if name == COORDINATOR else ())
-        authority.sign(folder / name / "identity.csr", authority.lasts_days)
+        authority.sign(folder / name / "identity.csr", certificates.CA_DAYS)
     return authority
 
 
@@ -88,18 +87,17 @@ class Authority:
             )
         issuer = certificates.new_issuer()
         # Built aside and renamed, so that a half-made authority never exists under its name.
-        building = directory / f".ca-{os.getpid()}"
-        try:
-            with _writing(directory):
-                building.mkdir(mode=0o700, parents=True)
+        with _writing(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".ca-", dir=directory) as made:
+                building = Path(made) / "ca"
+                building.mkdir(mode=0o700)
                 (building / "issued").mkdir()
                 replace_bytes(building / "ca.crt", issuer.certificate.public_bytes(PEM))
                 replace_bytes(building / "crl.pem", certificates.sign_revocations(issuer, {}, 1))
                 if passphrase is not None:
                     _write_key(_key_path(building, issuer.certificate), issuer.key, passphrase)
                 building.rename(folder)
-        finally:
-            shutil.rmtree(building, ignore_errors=True)
         return cls(directory, issuer)
 
     @classmethod
@@ -118,11 +116,6 @@ class Authority:
             )
         key = _read_key(_key_path(folder, certificate), passphrase)
         return cls(directory, Issuer(certificate, key))
-
-    @property
-    def lasts_days(self) -> int:
-        """Days that it still lasts."""
-        return max(1, (self._issuer.certificate.not_valid_after_utc - now()).days + 1)
 
     def sign(self, path: Path, days: int = IDENTITY_DAYS) -> tuple[str, str]:
         """Sign a request; the party's name, and its key's fingerprint.
@@ -199,7 +192,9 @@ class Authority:
         self, name: str, key: ec.EllipticCurvePublicKey, hosts: Sequence[str], days: int
     ) -> None:
         """Sign and write one identity, and note its certificate with the authority."""
-        check_days(days, self.lasts_days)
+        if not 1 <= days <= certificates.CA_DAYS:
+            most = certificates.CA_DAYS
+            raise IdentityError(f"an identity cannot last {days} days; choose 1 to {most}")
         certificate = certificates.sign(self._issuer, name, key, hosts, days)
         pem = certificate.public_bytes(PEM)
         with _writing(self.directory):
