@@ -91,7 +91,7 @@ METHODS = {found.name: _method(found) for found in _SERVICE.methods}
 
 
 class ByteCounter:
-    """Bytes up and down; any thread may add to it."""
+    """Bytes up and down, of messages as they are written and read; any thread may add to it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -99,28 +99,25 @@ class ByteCounter:
         self.down = 0
 
     def sending(self, write: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
-        """The same, each message counted as it is written."""
+        """The same, counted."""
 
         def counted(message: Any) -> bytes:
             data = write(message)
-            self._add(up=len(data) + PREFIX_BYTES)
+            with self._lock:
+                self.up += len(data) + PREFIX_BYTES
             return data
 
         return counted
 
     def receiving(self, read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-        """The same, each message counted as it is read."""
+        """The same, counted."""
 
         def counted(data: bytes) -> Any:
-            self._add(down=len(data) + PREFIX_BYTES)
+            with self._lock:
+                self.down += len(data) + PREFIX_BYTES
             return read(data)
 
         return counted
-
-    def _add(self, up: int = 0, down: int = 0) -> None:
-        with self._lock:
-            self.up += up
-            self.down += down
 
 
 class Stub:
@@ -282,12 +279,10 @@ FINAL: dict[grpc.StatusCode, type[FedwanError]] = {
 
 def code_of(error: FedwanError) -> grpc.StatusCode:
     """The status that tells a site of an error."""
-    if isinstance(error, PayloadError):
-        return Code.INVALID_ARGUMENT
-    if isinstance(error, DiskFull):
-        return Code.RESOURCE_EXHAUSTED
-    codes = (code for code, kind in FINAL.items() if isinstance(error, kind))
-    return next(codes, Code.FAILED_PRECONDITION)
+    kinds = {Code.INVALID_ARGUMENT: PayloadError, Code.RESOURCE_EXHAUSTED: DiskFull} | FINAL
+    return next(
+        (code for code, kind in kinds.items() if isinstance(error, kind)), Code.FAILED_PRECONDITION
+    )
 
 
 FIRST_WAIT_S = 0.05

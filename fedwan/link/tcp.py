@@ -95,25 +95,19 @@ def _choose(setting: str) -> str:
     name = PREFERRED if setting == "auto" else setting
     if name == "system":
         return ""
-    reason = f"{sys.platform} has no setting for a single socket"
-    mend = "leave link.congestion=auto there"
-    if sys.platform == "linux":
-        try:
-            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
-                trial.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
-            return name
-        except PermissionError:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+        return name
+    except (OSError, AttributeError) as error:  # forbidden, not loaded, or not Linux
+        if setting != "auto":
             allowed = " ".join(_words("tcp_allowed_congestion_control"))
-            reason = f"this user may only use: {allowed}"
-            mend = f"sudo sysctl -w net.ipv4.tcp_allowed_congestion_control='{allowed} {name}'"
-        except OSError:
-            reason, mend = "the kernel has no such module loaded", f"sudo modprobe tcp_{name}"
-    if setting != "auto":
-        log.warning(
-            f"link.congestion = {setting!r} is not to be had here ({reason}), the system's is used "
-            f"instead; to allow it: {mend}"
-        )
-    return ""
+            log.warning(
+                f"link.congestion = {setting!r} is not to be had here ({error}), the system's is "
+                f"used instead; on Linux: sudo modprobe tcp_{name}; sudo sysctl -w "
+                f"net.ipv4.tcp_allowed_congestion_control='{allowed} {name}'"
+            )
+        return ""
 
 
 @dataclass
