@@ -202,6 +202,18 @@ def joined_through_proxy(
         yield link, proxy
 
 
+def carry(bench: Bench, link: GrpcLink, way: str, payload: Payload) -> bytes:
+    """Bring a payload `up` or `down`; the bytes that arrive."""
+    if way == "up":
+        assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
+        arrived = bench.contribution("s1")
+    else:
+        bench.publish(1, payload)
+        arrived = link.download(update_request())  # type: ignore[assignment]
+    assert arrived is not None and arrived.payload is not None
+    return read_all(arrived.payload)
+
+
 class Wires(ExitStack):
     """Real links to a simulated run's coordinator, one of them through a proxy."""
 

@@ -12,9 +12,9 @@ from cryptography import x509
 from fedwan.errors import IdentityError
 from fedwan.link import admission as admission_module
 from fedwan.link import certificates, pki
-from fedwan.link.admission import Admission, Lapse
+from fedwan.link.admission import Admission
 from fedwan.link.tls import Identity, now
-from tests.planes import Bench, dialling, let_lapse, serving
+from tests.planes import Bench, dialling, serving
 
 
 @pytest.fixture
@@ -102,20 +102,6 @@ def test_a_coordinator_s_list_is_read_anew_and_one_that_breaks_keeps_the_revoked
     assert "without a revocation list" in admission.objection(certificate_of(foreign / "s1"))
     monkeypatch.setattr(admission_module, "now", lambda: now() + timedelta(days=4000))
     assert admission.objection(second).startswith("expired on")
-
-
-def test_an_objection_tells_a_list_that_is_to_be_renewed_from_a_certificate(
-    authority: pki.Authority,
-) -> None:
-    folder, certificate = authority.directory, certificate_of(authority.directory / "s1")
-    admission, crl = Admission(folder / "coordinator"), folder / "coordinator" / "crl.pem"
-    before = crl.read_bytes()
-    let_lapse(authority)
-    assert isinstance(admission.objection(certificate), Lapse)
-    crl.write_bytes(before)
-    assert not admission.objection(certificate)
-    authority.revoke("s1")
-    assert admission.objection(certificate) == "is revoked"
 
 
 def test_without_a_list_of_its_own_authority_a_coordinator_serves_nobody(

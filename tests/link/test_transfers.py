@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from fedwan.link.rpc import (
 from tests.planes import (
     Bench,
     await_control,
+    carry,
     dialling,
     eventually,
     header_of,
@@ -34,11 +36,11 @@ from tests.planes import (
     random_payload,
     read_all,
     serving,
+    stub_of,
     update_request,
 )
 
 CHUNK = 1 << 16
-NUM_VALUES = 3_000_000
 SLOW_BYTES_PER_S = 1e6
 PER_CHUNK = 30
 """At most so many bytes of framing come with a chunk."""
@@ -50,6 +52,11 @@ def slack(num_bytes: int, chunk: int = CHUNK) -> int:
     return FIXED + PER_CHUNK * (num_bytes // chunk + 1)
 
 
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path, num_values=200_000)
+
+
 @pytest.mark.parametrize(
     ("channels", "num_values", "packs"),
     [(2, 0, False), (1, 1000, True), (3, 500_000, False), (2, 500_000, True)],
@@ -58,55 +65,38 @@ def test_payloads_arrive_as_they_are_and_bytes_are_counted(
     tmp_path: Path, identities: Path, channels: int, num_values: int, packs: bool
 ) -> None:
     bench = Bench(tmp_path, num_values=num_values)
-    up, down = random_payload(1, bench.layout), random_payload(2, bench.layout)
     with joined(bench, identities, channels=channels, packs=packs) as link:
-        assert link.upload(header_of(up), up).status == wire.Receipt.ACCEPTED
-        contribution = bench.contribution("s1")
-        assert contribution is not None and read_all(contribution.payload) == read_all(up)
-        least, most = (0.8, 0.95) if packs and num_values > 10_000 else (1.0, 1.0)
-        least = least if num_values > 10_000 else 0.0
-        sent = up.num_bytes
-        assert least * sent <= link.bytes_up <= most * sent + slack(sent)
-
-        bench.publish(1, down)
-        before = link.bytes_down
-        delivery = link.download(update_request())
-        assert delivery.payload is not None and read_all(delivery.payload) == read_all(down)
-        received = down.num_bytes
-        assert least * received <= link.bytes_down - before <= most * received + slack(received)
+        for way in ("up", "down"):
+            payload = random_payload(len(way), bench.layout)
+            before = getattr(link, f"bytes_{way}") if way == "down" else 0
+            assert carry(bench, link, way, payload) == read_all(payload)
+            least, most = (0.8, 0.95) if packs and num_values > 10_000 else (1.0, 1.0)
+            least = least if num_values > 10_000 else 0.0
+            size, counted = payload.num_bytes, getattr(link, f"bytes_{way}") - before
+            assert least * size <= counted <= most * size + slack(size)
 
 
 @pytest.mark.parametrize(("way", "channels"), [("up", 3), ("down", 1), ("down", 3)])
 def test_a_transfer_cut_three_times_moves_again_only_what_was_missing(
     tmp_path: Path, identities: Path, way: str, channels: int
 ) -> None:
-    is_up = way == "up"
-    bench = Bench(tmp_path, num_values=2_000_000 if is_up else 1_000_000)
+    bench = Bench(tmp_path, num_values=2_000_000 if way == "up" else 1_000_000)
     payload = random_payload(1, bench.layout)
     with joined_through_proxy(bench, identities, channels=channels) as (link, proxy):
-        proxy.cut_after(payload.num_bytes // 4, times=3, upwards=is_up)
+        proxy.cut_after(payload.num_bytes // 4, times=3, upwards=way == "up")
+        assert carry(bench, link, way, payload) == read_all(payload) and proxy.num_cuts == 3
         moved = payload.num_bytes + slack(2 * payload.num_bytes)
-        if is_up:
-            assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
-            arrived = bench.contribution("s1")
-            # Lost is what was on its way at each cut: buffers of gRPC, the proxy and the kernel.
-            lost = 6_000_000  # three times from the start would be 12 MB
-            assert link.bytes_up < moved + lost
-            assert proxy.bytes_up < payload.num_bytes + lost + 100_000
-        else:
-            bench.publish(1, payload)
-            arrived = link.download(update_request())
-            assert link.bytes_down <= moved
-        assert proxy.num_cuts == 3
-        assert arrived is not None and read_all(arrived.payload) == read_all(payload)
+        # Lost upwards is what was on its way at each cut: buffers of gRPC, the proxy and the
+        # kernel; three times from the start would be 12 MB.
+        lost = 6_000_000
+        assert link.bytes_up < moved + lost and link.bytes_down <= moved
+        assert proxy.bytes_up < payload.num_bytes + lost + 100_000
 
 
 def test_a_download_whose_payload_is_held_no_more_begins_anew(
-    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, identities: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(tmp_path, num_values=200_000)
     first, second = random_payload(1, bench.layout), random_payload(2, bench.layout)
-    bench.publish(1, first)
     read = first.read
 
     def break_off(offset: int, size: int) -> Bytes:
@@ -117,44 +107,38 @@ def test_a_download_whose_payload_is_held_no_more_begins_anew(
 
     monkeypatch.setattr(first, "read", break_off)
     with joined(bench, identities) as link:
-        delivery = link.download(update_request())
-        assert delivery.payload is not None and read_all(delivery.payload) == read_all(second)
+        assert carry(bench, link, "down", first) == read_all(second)
 
 
 def test_patience_ends_with_what_to_check_and_a_farewell_to_nobody_is_short(
-    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, identities: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert client.LEAVE_PATIENCE_S <= 10
     monkeypatch.setattr(client, "LEAVE_PATIENCE_S", 0.5)
-    bench = Bench(tmp_path)
-    with serving(bench.hub, identities) as plane:
-        port = plane.port
-        with dialling(port, identities / "s1", patience_s=300.0) as link:
-            link.join(bench.hello("s1"))
-            await_control(bench, link, "s1")
-            plane.stop(0.0)
-            began = time.monotonic()
-            with pytest.raises(LinkLost):
-                link.leave(wire.Farewell())
-    with dialling(port, identities / "s1", patience_s=0.5) as link:
-        with pytest.raises(LinkLost, match=rf"127.0.0.1:{port} could not be reached for 0.5 s"):
+    with (
+        serving(bench.hub, identities) as plane,
+        dialling(plane.port, identities / "s1", patience_s=300.0) as link,
+    ):
+        link.join(bench.hello("s1"))
+        await_control(bench, link, "s1")
+        plane.stop(0.0)
+        began = time.monotonic()
+        with pytest.raises(LinkLost):
+            link.leave(wire.Farewell())
+    says = rf"127.0.0.1:{plane.port} could not be reached for 0.5 s"
+    with dialling(plane.port, identities / "s1", patience_s=0.5) as link:
+        with pytest.raises(LinkLost, match=says):
             link.join(bench.hello("s1"))
     assert time.monotonic() - began < 6
 
 
-def test_an_upload_goes_out_while_its_payload_is_encoded(tmp_path: Path, identities: Path) -> None:
-    bench = Bench(tmp_path, num_values=200_000)
-    value = torch.arange(200_000, dtype=torch.float32)
+def test_an_upload_goes_out_while_its_payload_is_encoded(bench: Bench, identities: Path) -> None:
+    state = {"net/w": torch.arange(200_000, dtype=torch.float32)}
     growing, failing = fp32().grow(bench.layout), fp32().grow(bench.layout)
     with joined(bench, identities) as link:
-        receipt = in_thread(lambda: link.upload(header_of(growing), growing))
+        arrived = in_thread(lambda: carry(bench, link, "up", growing))
         time.sleep(0.1)  # the stream is open and waits for bytes
-        fp32().encode_into(growing, {"net/w": value}, {}, bench.layout)
-        assert receipt(10.0).status == wire.Receipt.ACCEPTED
-        contribution = bench.contribution("s1")
-        assert contribution is not None
-        whole, _ = fp32().encode({"net/w": value}, {}, bench.layout)
-        assert read_all(contribution.payload) == read_all(whole)
+        fp32().encode_into(growing, state, {}, bench.layout)
+        assert arrived(10.0) == read_all(fp32().encode(state, {}, bench.layout)[0])
         receipt = in_thread(lambda: link.upload(header_of(failing, version=1), failing))
         time.sleep(0.1)
         failing.fail(MemoryError("no room"))
@@ -162,41 +146,25 @@ def test_an_upload_goes_out_while_its_payload_is_encoded(tmp_path: Path, identit
             receipt(5.0)
 
 
-class Held:
-    """A reception that takes nothing in until it may."""
-
-    def __init__(self, inner: Any, may: threading.Event) -> None:
-        self._inner = inner
-        self._may = may
-
-    def write(self, offset: int, data: Bytes) -> None:
-        assert self._may.wait(20)
-        self._inner.write(offset, data)
-
-
 def test_a_download_does_not_wait_for_uploads(
-    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, identities: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    channels = 2
-    bench = Bench(tmp_path, num_values=200_000)
     payload = random_payload(1, bench.layout)
-    bench.publish(1, payload)
-    may, open_upload = threading.Event(), bench.hub.open_upload
-    opened: list[Held] = []
+    may, open_upload, opened = threading.Event(), bench.hub.open_upload, []
 
     def hold(site: str, header: wire.UploadHeader) -> Any:
-        opened.append(Held(open_upload(site, header), may))
-        return opened[-1]
+        reception = open_upload(site, header)
+        opened.append(reception)
+        return SimpleNamespace(write=lambda *args: may.wait(20) and reception.write(*args))
 
     monkeypatch.setattr(bench.hub, "open_upload", hold)
-    with joined(bench, identities, channels=channels) as link:
+    with joined(bench, identities, channels=2) as link:
         uploads = [
             in_thread(lambda v=v: link.upload(header_of(payload, version=v), payload))
             for v in (1, 2, 3)
         ]
-        eventually(lambda: len(opened) >= 2 * channels)
-        delivery = in_thread(lambda: link.download(update_request()))(10)
-        assert read_all(delivery.payload) == read_all(payload)
+        eventually(lambda: len(opened) >= 4)
+        assert in_thread(lambda: carry(bench, link, "down", payload))(10) == read_all(payload)
         may.set()
         for upload in uploads:
             upload()
@@ -206,22 +174,70 @@ def test_a_download_does_not_wait_for_uploads(
 def test_a_slow_connection_is_given_fewer_chunks(
     tmp_path: Path, identities: Path, way: str
 ) -> None:
-    bench = Bench(tmp_path, num_values=NUM_VALUES)
+    bench = Bench(tmp_path, num_values=3_000_000)
     payload = random_payload(1, bench.layout)
     with joined_through_proxy(bench, identities, channels=3) as (link, proxy):
         proxy.slow_down(1, SLOW_BYTES_PER_S)  # 0 is Control's
         began = time.monotonic()
-        if way == "up":
-            assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
-        else:
-            bench.publish(1, payload)
-            delivery = link.download(update_request())
-            assert delivery.payload is not None
-            assert read_all(delivery.payload) == read_all(payload)
-            assert link.bytes_down < 1.01 * payload.num_bytes + 3000  # nothing comes twice
+        assert carry(bench, link, way, payload) == read_all(payload)
         duration_s = time.monotonic() - began
-    fixed_s = payload.num_bytes / 3 / SLOW_BYTES_PER_S
-    assert duration_s < fixed_s / 2
+        assert link.bytes_down < 1.01 * payload.num_bytes + 3000  # nothing comes twice
+    assert duration_s < payload.num_bytes / 3 / SLOW_BYTES_PER_S / 2
+
+
+def test_uploads_go_one_after_the_other(
+    bench: Bench, identities: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, open_upload = [], bench.hub.open_upload
+    payloads = [random_payload(seed, bench.layout) for seed in range(3)]
+    gates = [threading.Event() for _ in payloads]
+
+    def note(site: str, header: wire.UploadHeader) -> Any:
+        opened.append(header.version)
+        return open_upload(site, header)
+
+    def pause(payload: Any, gate: threading.Event) -> None:
+        """Its later chunks come when they may."""
+        read = payload.read
+        payload.read = lambda at, size: (not at or gate.wait(20)) and read(at, size)
+
+    monkeypatch.setattr(bench.hub, "open_upload", note)
+    with joined(bench, identities, channels=2) as link:
+        uploads = []
+        for version, payload in enumerate(payloads):
+            pause(payload, gates[version])
+            header = header_of(payload, version=version)
+            uploads.append(in_thread(lambda h=header, p=payload: link.upload(h, p)))
+            time.sleep(0.05)
+        eventually(lambda: 0 in opened)
+        for version, gate in enumerate(gates):
+            time.sleep(0.1)
+            assert set(opened) == set(range(version + 1))
+            gate.set()
+            eventually(lambda v=version: v == 2 or v + 1 in opened)
+        for upload in uploads:
+            upload()
+
+
+def test_a_download_that_is_cut_off_gives_up_its_place(tmp_path: Path, identities: Path) -> None:
+    """Its call takes one chunk and then nothing; another site process must not wait for it."""
+    bench = Bench(tmp_path, num_values=8_000_000)
+    payload = random_payload(1, bench.layout)
+    bench.publish(1, payload)
+    with (
+        serving(bench.hub, identities) as plane,
+        stub_of(plane.port, identities / "s1") as stub,
+        dialling(plane.port, identities / "s1", channels=1) as link,
+    ):
+        link.join(bench.hello("s1"))
+        request = update_request()
+        request.transfer = 7
+        stuck = stub.Download(request)
+        next(stuck)
+        download = in_thread(lambda: link.download(update_request()))
+        time.sleep(0.2)
+        stuck.cancel()
+        assert download(20).payload is not None
 
 
 def test_without_a_setting_it_is_four_channels_or_one_under_bbr_or_a_pace(
