@@ -53,7 +53,7 @@ def refused(bench: Bench, port: int, folder: Path, as_site: str = "s1") -> str:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+    return Bench(tmp_path, sites=("s1", "s2"))
 
 
 def test_without_a_certificate_of_this_run_and_this_site_there_is_no_entry(
@@ -72,6 +72,8 @@ def test_without_a_certificate_of_this_run_and_this_site_there_is_no_entry(
         assert not bench.events
         text = refused(bench, plane.port, identities / "s2", as_site="s1")
         assert "calls itself 's1' but its certificate says 's2'" in text
+        text = refused(bench, plane.port, identities / "s3", as_site="s3")
+        assert "site 's3' is not in this run, which has s1, s2; ask whoever runs it" in text
 
 
 @pytest.mark.parametrize("host", ["::1", "::"])
@@ -143,12 +145,3 @@ def test_a_stranger_on_the_path_ends_no_site_that_the_coordinator_has_answered(
         eventually(lambda: any(complaints))
         proxy._target_port = ours
         assert uploading().status == wire.Receipt.ACCEPTED
-
-
-def test_a_site_that_is_not_of_the_run_can_do_nothing(tmp_path: Path, identities: Path) -> None:
-    bench = Bench(tmp_path, sites=("s1", "s2"))
-    with serving(bench.hub, identities) as plane:
-        text = refused(bench, plane.port, identities / "s3", as_site="s3")
-        assert (
-            "site 's3' is not in this run, which has s1, s2; ask whoever runs it to add it" in text
-        )

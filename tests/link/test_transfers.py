@@ -240,6 +240,21 @@ def test_a_download_that_is_cut_off_gives_up_its_place(tmp_path: Path, identitie
         assert download(20).payload is not None
 
 
+def test_heartbeats_carry_the_step_while_an_upload_is_on_its_way(
+    tmp_path: Path, identities: Path
+) -> None:
+    bench = Bench(tmp_path, num_values=1_500_000, silence_s=1.0)
+    payload = random_payload(1, bench.layout)
+    with joined_through_proxy(bench, identities) as (link, _):
+        upload = in_thread(lambda: carry(bench, link, "up", payload))
+        for step in range(1, 13):
+            link.heartbeat(step)
+            eventually(lambda step=step: bench.registry.sites["s1"].step == step, within_s=2.0)
+            with bench.hub.changed:
+                assert bench.is_live("s1")
+        upload()
+
+
 def test_without_a_setting_it_is_four_channels_or_one_under_bbr_or_a_pace(
     identities: Path,
 ) -> None:
