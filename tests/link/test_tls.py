@@ -34,13 +34,6 @@ def foreign(tmp_path: Path) -> Path:
     return directory
 
 
-def test_an_issued_identity_loads_with_its_name_and_expiry(folders: Path) -> None:
-    site = Identity.load(folders / "s1")
-    assert (site.name, site.role) == ("s1", "site") and "PRIVATE" not in repr(site)
-    assert site.expires - now() > timedelta(days=certificates.CA_DAYS - 1)
-    assert Identity.load(folders / "coordinator", "coordinator").name == "coordinator"
-
-
 def test_a_folder_with_the_wrong_files_is_refused_with_the_mend(
     folders: Path, foreign: Path
 ) -> None:

@@ -16,6 +16,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.agreement import Agreement, Claim
 from fedwan.state import Role, TensorSpec, layout_to_json
 
+COUNTED = {"unet/z": TensorSpec((), torch.int64, Role.COUNTER)}
 LAYOUT = {"unet/w": TensorSpec((2, 3), torch.float32, Role.PARAMETER)}
 WIDER = {"unet/w": TensorSpec((2, 4), torch.float32, Role.PARAMETER)}
 NAMES = ("s1", "s2", "s3", "s4")
@@ -41,11 +42,7 @@ DIFFERENCES = [
         "its tensor 'unet/w' is 2x4 float32, the run's 2x3 float32",
     ),
     (
-        {
-            "layout_json": layout_to_json(
-                LAYOUT | {"unet/z": TensorSpec((), torch.int64, Role.COUNTER)}
-            )
-        },
+        {"layout_json": layout_to_json(LAYOUT | COUNTED)},
         "its tensor 'unet/z' is a scalar int64, the run's no such tensor",
     ),
     ({"kinds_json": '{"unet": "adversarial"}'}, "{'unet': 'adversarial'}, the run's {'unet': 're"),

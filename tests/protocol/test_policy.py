@@ -37,12 +37,6 @@ def test_a_deadline_never_closes_a_round_below_its_quorum(
     assert policy.deadline_s(seconds_of_past) <= 10.0
 
 
-def test_a_first_round_has_no_deadline_and_the_next_ones_a_wide_one() -> None:
-    policy = barrier(4, quorum=3, patience_s=60.0, has_deadline=True)
-    assert policy.deadline_s([]) == 60.0
-    assert [policy.deadline_s([1.0] * num) for num in (1, 4, 5)] == [4.0, 4.0, 1.5]
-
-
 @settings(deadline=None)
 @given(st.integers(1, 20), st.integers(0, 20), seconds)
 def test_on_arrival_one_contribution_is_enough_while_a_quorum_is_there(
