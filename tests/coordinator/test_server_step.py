@@ -27,7 +27,7 @@ LAYOUT: Layout = {
 }
 TRANSFORMS = {
     "discriminator": outer.sgd(1.0),
-    "generator": outer.chain(outer.nesterov(0.5, 0.5)),
+    "generator": outer.nesterov(0.5, 0.5),
 }
 
 

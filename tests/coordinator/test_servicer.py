@@ -67,7 +67,6 @@ def upload(bench: Bench, header: wire.UploadHeader, payload: Payload) -> wire.Re
     ("changes", "expected"),
     [
         ({"protocol": PROTOCOL + 1}, f"protocol {PROTOCOL + 1}, this coordinator {PROTOCOL}"),
-        ({"session": "s" * 65}, "a session of 65 characters, 1 to 64 are taken"),
         ({"layout_json": "nonsense"}, "layout cannot be read"),
         ({"initial_sha256": "0" * 64}, "initial weights hash to 000000000000"),
         ({"site": "s2"}, "calls itself 's2' but its certificate says 's3'"),
