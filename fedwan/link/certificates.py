@@ -51,20 +51,10 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 def new_issuer() -> Issuer:
     """An authority; its name is its own, since whoever verifies picks the issuer by name."""
     key = new_key()
-    subject = _name(f"fedwan authority {x509.random_serial_number() >> 128:08x}")
+    subject = name_of(f"fedwan authority {x509.random_serial_number() >> 128:08x}")
     until = now() + timedelta(days=CA_DAYS)
     builder = _builder(subject, subject, key.public_key(), key, until, is_ca=True)
     return Issuer(builder.sign(key, hashes.SHA256()), key)
-
-
-def new_request(
-    key: ec.EllipticCurvePrivateKey, name: str, hosts: Sequence[str]
-) -> x509.CertificateSigningRequest:
-    """What a party asks an authority to sign; `hosts` are those that a coordinator answers to."""
-    builder = x509.CertificateSigningRequestBuilder().subject_name(_name(name))
-    names = alternative_names(name, hosts)
-    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    return builder.sign(key, hashes.SHA256())
 
 
 def parse_request(data: bytes, what: str) -> x509.CertificateSigningRequest:
@@ -102,7 +92,7 @@ def sign(
     role = USAGE["coordinator" if name == COORDINATOR else "site"]
     names = alternative_names(name, hosts)
     return (
-        _builder(_name(name), issuer.certificate.subject, key, issuer.key, until, is_ca=False)
+        _builder(name_of(name), issuer.certificate.subject, key, issuer.key, until, is_ca=False)
         .add_extension(x509.ExtendedKeyUsage([role]), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(issuer.key, hashes.SHA256())
@@ -190,5 +180,6 @@ def _key_identifier(key: ec.EllipticCurvePrivateKey) -> x509.AuthorityKeyIdentif
     return x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
 
 
-def _name(common_name: str) -> x509.Name:
+def name_of(common_name: str) -> x509.Name:
+    """A subject."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
