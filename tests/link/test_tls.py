@@ -118,32 +118,24 @@ LIST = ("ca", "-config", "ca.conf", "-gencrl", "-out", "coordinator/crl.pem")
 
 def company(folder: Path) -> Path:
     """A company's root, an authority below it, and what both ends need of it, by openssl alone."""
-    for name in ("root", "issuing", "s1", "coordinator"):
-        new = ("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256")
-        openssl(*new, "-out", f"{name}.key", folder=folder)
-        subject = ("-subj", f"/O=Example/CN={name}")
-        openssl(
-            "req", "-new", "-key", f"{name}.key", *subject, "-out", f"{name}.csr", folder=folder
-        )
-    is_ca = "basicConstraints=critical,CA:TRUE\nkeyUsage=critical,keyCertSign,cRLSign\n"
-    both = "extendedKeyUsage=clientAuth,serverAuth\nsubjectAltName="
-    signed = {
-        "root": ("root", is_ca),
-        "issuing": ("root", is_ca),
-        "s1": ("issuing", f"{both}DNS:s1"),
-        "coordinator": ("issuing", f"{both}DNS:localhost,IP:127.0.0.1"),
-    }
-    for name, (issuer, extensions) in signed.items():
-        (folder / f"{name}.ext").write_text(extensions)
-        by = ["-CA", f"{issuer}.crt", "-CAkey", f"{issuer}.key", "-CAcreateserial"]
-        by = ["-key", "root.key"] if name == "root" else by
-        words = ("x509", "-req", "-in", f"{name}.csr", "-extfile", f"{name}.ext", "-days", "30")
-        openssl(*words, *by, "-out", f"{name}.crt", folder=folder)
     (folder / "index.txt").touch()
     (folder / "ca.conf").write_text(
-        "[ca]\ndefault_ca=x\n[x]\ndatabase=index.txt\ndefault_md=sha256\n"
-        "certificate=issuing.crt\nprivate_key=issuing.key\ndefault_crl_days=30\n"
+        "[req]\ndistinguished_name=req\n[ca]\ndefault_ca=x\n[x]\ndatabase=index.txt\n"
+        "default_md=sha256\ncertificate=issuing.crt\nprivate_key=issuing.key\ndefault_crl_days=30\n"
     )
+    is_ca = ("basicConstraints=critical,CA:TRUE", "keyUsage=critical,keyCertSign,cRLSign")
+    both = "extendedKeyUsage=clientAuth,serverAuth"
+    for name, issuer, extensions in (
+        ("root", "", is_ca),
+        ("issuing", "root", is_ca),
+        ("s1", "issuing", (both, "subjectAltName=DNS:s1")),
+        ("coordinator", "issuing", (both, "subjectAltName=DNS:localhost,IP:127.0.0.1")),
+    ):
+        words = ["-subj", f"/O=Example/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.crt"]
+        words += [word for each in extensions for word in ("-addext", each)]
+        words += ["-CA", f"{issuer}.crt", "-CAkey", f"{issuer}.key"] if issuer else []
+        new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30")
+        openssl("req", "-x509", "-config", "ca.conf", *new, *words, folder=folder)
     for name in ("s1", "coordinator"):
         (folder / name).mkdir()
         (folder / f"{name}.key").rename(folder / name / "identity.key")
