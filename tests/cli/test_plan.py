@@ -85,7 +85,7 @@ def test_a_measured_link_takes_the_place_of_a_described_one(
     fedwan: Command, tmp_path: Path
 ) -> None:
     path = tmp_path / "link.json"
-    path.write_text(json.dumps(asdict(FOUND) | {"advice": None}))
+    path.write_text(json.dumps(asdict(FOUND)))
     code, out, _ = fedwan("plan", *MODEL, *SMALL, "h=50", "--link", str(path))
     assert code == 0 and "payloads get 88.5 Mbit/s up and 39.3 down, 100 ms" in out
     code, _, err = fedwan("plan", *MODEL, *LINK, "--link", str(path))
