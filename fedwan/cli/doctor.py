@@ -154,7 +154,7 @@ def link(
     seconds: Annotated[float, typer.Option("--seconds", help="Of a transfer each way.")] = 3.0,
     json_path: JsonPath = None,
 ) -> None:
-    """Measure the link from this site to the coordinator.
+    """Measure the link from this site to the coordinator, and say what would speed it up.
 
     It measures as the run's file or words such as link.congestion=cubic link.pace_mbit=97 say.
 
@@ -167,11 +167,13 @@ def link(
         raise ConfigError(f"--seconds = {seconds:g} is out of range; choose 0.5 to 30")
     write_option(json_path)  # told before the measurement, not after it
     # Imported late, so that a wrong word is told at once.
-    from fedwan.link.measure import measure
+    from fedwan.link.measure import advise, measure
+    from fedwan.link.tcp import largest_send_buffer
     from fedwan.link.tls import Identity
 
     found = measure(address, Identity.load(identity), settings, seconds)
-    for name, text in _link_rows(found):
+    advice = advise(found, largest_send_buffer()) or "nothing to mend"
+    for name, text in (*_link_rows(found), ("advice", advice)):
         typer.echo(f"{name:<11}  {text}")
     write_option(json_path, json.dumps(asdict(found), indent=2) + "\n")
 

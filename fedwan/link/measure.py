@@ -1,7 +1,9 @@
 """A site's measurement of its link: round trip, and the goodput of real transfers each way.
 
 A payload of noise is uploaded, and one downloaded, by the calls, channels and settings of a run.
-They grow until one takes long enough.
+They grow until one takes long enough. Two things can be mended from outside: congestion control (bbr
+follows the rate at which packets arrive, Cardwell et al. 2016, where others halve theirs for each
+loss), and socket buffers: a flow has half of their bytes, at most, under way in a round trip.
 """
 
 from __future__ import annotations
@@ -29,6 +31,10 @@ PATIENCE_S = 10.0
 NUM_TRIES = 3
 """Round trips of which the shortest counts."""
 FIRST_BYTES = 1 << 20
+LEAST_LOSS = 1e-5
+"""Share of bytes sent again, from which on loss counts."""
+LEAST_GAIN = 1.3
+"""Below it, a measurement of seconds cannot tell a gain from chance."""
 
 
 @dataclass(frozen=True)
@@ -150,3 +156,24 @@ def _goodput(transfer: Callable[[int], object], seconds: float) -> float:
         if took_s >= seconds / 2 or num_bytes >= MAX_NOISE_BYTES:
             return num_bytes * 8 / 1e6 / took_s
         num_bytes = min(MAX_NOISE_BYTES, math.ceil(num_bytes * max(2.0, seconds / took_s)))
+
+
+def advise(found: Measurement, largest_buffer: int) -> str:
+    """What would speed the link up, with the machine to say it on; '' where nothing would.
+
+    `largest_buffer` is the site's limit of what a socket holds to send, in bytes; 0 if not known.
+    """
+    bbr = "sudo modprobe tcp_bbr; sudo sysctl -w net.ipv4.tcp_allowed_congestion_control="
+    bbr += "'reno cubic bbr'"
+    up, down, again = found.up, found.down, found.up.again or 0.0
+    if again > LEAST_LOSS and not up.congestion.startswith("bbr"):
+        why = f"{again:.2%} of the upload is sent again, which {up.congestion} slows down for"
+        return f"on the site: {bbr}  ({why})"
+    if up.mbit > LEAST_GAIN * down.mbit and not down.congestion.startswith("bbr"):
+        why = f"under {down.congestion} the download is {up.mbit / down.mbit:.1f} times slower"
+        return f"on the coordinator: {bbr}  ({why} than the upload)"
+    holds_mbit = found.channels * largest_buffer / 2 * 8 / 1e3 / found.rtt_ms
+    if up.mbit / LEAST_GAIN < holds_mbit < up.mbit * LEAST_GAIN:
+        larger = f"sudo sysctl -w net.ipv4.tcp_wmem='4096 131072 {4 * largest_buffer}'"
+        return f"on the site: {larger}  (its buffers carry {holds_mbit:.0f} Mbit/s over this way)"
+    return ""

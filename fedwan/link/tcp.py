@@ -142,6 +142,11 @@ def read_state(address: str) -> TcpState:
     return total
 
 
+def largest_send_buffer() -> int:
+    """Bytes that the kernel lets a socket hold to send; 0 if it does not tell."""
+    return int((_words("tcp_wmem") or ("0",))[-1])
+
+
 def _words(name: str) -> tuple[str, ...]:
     with suppress(OSError):
         return tuple((_SYSCTLS / name).read_text().split())

@@ -1,5 +1,5 @@
-"""Outer optimisers."""
+"""Outer optimisers, composed with `chain`."""
 
-from fedwan.outer.transforms import Transform, delayed_nesterov, nesterov, sgd
+from fedwan.outer.transforms import Transform, chain, delayed_nesterov, nesterov, sgd
 
-__all__ = ["Transform", "delayed_nesterov", "nesterov", "sgd"]
+__all__ = ["Transform", "chain", "delayed_nesterov", "nesterov", "sgd"]

@@ -20,12 +20,35 @@ _MOMENTUM, _SUM, _COUNT = "momentum", "sum", "count"
 
 
 class Transform(NamedTuple):
-    """An outer optimiser."""
+    """An outer optimiser, or one link in a chain of them."""
 
     init: Callable[[State], State]
     """(global parameters) -> the first state."""
     update: Callable[[State, State], tuple[State, State]]
     """(merged delta, state) -> (what is to be added to the parameters, the next state)."""
+
+
+def chain(*transforms: Transform) -> Transform:
+    """Apply transforms in order, each to what the one before it returned.
+
+    The last of them decides the sign: `sgd` and `nesterov` turn a delta (global - local) into an
+    update to be added.
+    """
+
+    def init(params: State) -> State:
+        state: State = {}
+        for index, transform in enumerate(transforms):
+            state |= add_prefix(str(index), transform.init(params))
+        return state
+
+    def update(delta: State, state: State) -> tuple[State, State]:
+        new_state: State = {}
+        for index, transform in enumerate(transforms):
+            delta, part = transform.update(delta, select_prefix(str(index), state))
+            new_state |= add_prefix(str(index), part)
+        return delta, new_state
+
+    return Transform(init, update)
 
 
 def sgd(lr: float) -> Transform:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedwan.outer import Transform, delayed_nesterov, nesterov, sgd
+from fedwan.outer import Transform, chain, delayed_nesterov, nesterov, sgd
 from fedwan.state import State, clone, read_tensors, write_tensors
 from tests.support import same_bits
 
@@ -15,6 +15,8 @@ TRANSFORMS = {
     "sgd": sgd(0.7),
     "nesterov": nesterov(0.7, 0.9),
     "delayed_nesterov": delayed_nesterov(0.7, 0.9, every=3),
+    "chain": chain(chain(sgd(-0.5)), chain(nesterov(0.5, 0.5), nesterov(-1.0, 0.9))),
+    "empty_chain": chain(),
 }
 
 every_transform = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS.keys())
@@ -47,7 +49,8 @@ def test_an_update_is_like_its_delta_and_nothing_that_was_given_changes(
         n: (v.shape, v.dtype) for n, v in delta.items()
     }
     kept = {value.data_ptr() for held in (params, state, new) for value in held.values()} - {0}
-    assert not kept & {value.data_ptr() for value in update.values()}
+    if update is not delta:
+        assert not kept & {value.data_ptr() for value in update.values()}
     assert all(same_bits(a, b) for a, b in zip(inputs, before, strict=True))
     assert all(name.rpartition(":")[2] in params for name in state)
     assert transform.update({}, transform.init({})) == ({}, {})
@@ -74,6 +77,19 @@ def test_one_tensor_at_a_time_gives_the_same(transform: Transform) -> None:
         update, new = transform.update({name: value}, part)
         assert same_bits(update, {name: whole[name]})
         assert same_bits(new, {n: after[n] for n in part})
+
+
+def test_a_chain_is_one_after_the_other_and_a_transform_may_stand_in_it_twice() -> None:
+    first, second = nesterov(1.0, 0.5), nesterov(-1.0, 0.9)
+    both = chain(first, second)
+    params = random_state(0)
+    state, by_hand = both.init(params), [first.init(params), second.init(params)]
+    assert {name[:11] for name in state} == {"0:momentum:", "1:momentum:"}
+    for seed in range(1, 5):
+        between, by_hand[0] = first.update(random_state(seed), by_hand[0])
+        expected, by_hand[1] = second.update(between, by_hand[1])
+        update, state = both.update(random_state(seed), state)
+        assert same_bits(update, expected)
 
 
 @pytest.mark.parametrize(("lr", "momentum"), [(0.7, 0.9), (0.5, 0.5), (1.0, 0.0)])
@@ -109,3 +125,22 @@ def test_deltas_of_the_same_weights_add_up_to_nesterov_on_their_mean(every: int)
             update, own = delayed.update({"w": delta}, own)
             mine = mine + update["w"]
         torch.testing.assert_close(mine, theirs)
+
+
+def test_momentum_acts_only_with_every_nth_arrival() -> None:
+    transform = delayed_nesterov(1.0, 0.5, every=3)
+    state = transform.init({"w": torch.zeros(1)})
+    moves = []
+    for _ in range(6):
+        update, state = transform.update({"w": torch.ones(1)}, state)
+        moves.append(float(update["w"]))
+    first, second = -1 / 3 - 0.5, -1 / 3 - 0.5 * 1.5
+    assert moves == pytest.approx([-1 / 3, -1 / 3, first, -1 / 3, -1 / 3, second])
+
+
+def test_lr_1_is_averaging() -> None:
+    base = torch.tensor([1.0, -2.0, 0.5])
+    sites = [torch.tensor([2.0, 0.0, 0.5]), torch.tensor([0.0, -1.0, 1.5])]
+    delta = sum(base - site for site in sites) / 2
+    update, _ = sgd(1.0).update({"w": delta}, {})
+    assert torch.equal(base + update["w"], (sites[0] + sites[1]) / 2)
