@@ -1,9 +1,9 @@
 """A site's measurement of its link: round trip, and the goodput of real transfers each way.
 
 A payload of noise is uploaded, and one downloaded, by the calls, channels and settings of a run.
-They grow until one takes long enough. Two things can be mended from outside: congestion control (bbr
-follows the rate at which packets arrive, Cardwell et al. 2016, where others halve theirs for each
-loss), and socket buffers: a flow has half of their bytes, at most, under way in a round trip.
+They grow until one takes long enough. Two things can be mended from outside: congestion control
+(bbr follows the rate at which packets arrive, Cardwell et al. 2016, where others halve theirs for
+each loss), and socket buffers: a flow has half of their bytes, at most, under way in a round trip.
 """
 
 from __future__ import annotations
