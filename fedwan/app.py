@@ -86,7 +86,7 @@ def load_strategy(name: str) -> ModuleType:
 
 def num_experts(config: Config) -> int:
     """Copies of each network that a run trains, one a site; 0 where sites train the same one."""
-    return config.sites if _has_experts(load_strategy(config.strategy)) else 0
+    return config.num_sites if _has_experts(load_strategy(config.strategy)) else 0
 
 
 def _has_experts(strategy: ModuleType) -> bool:

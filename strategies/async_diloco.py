@@ -24,14 +24,14 @@ def build(config: Config) -> Strategy:
     """The recipe."""
     rounds = config.round
     policy = RoundPolicy(
-        config.sites,
+        config.num_sites,
         rounds.quorum,
         rounds.patience_s,
         max_staleness=rounds.max_staleness,
         arrivals_from=WARMUP,
     )
     steps = {
-        network: outer.delayed_nesterov(o.lr, o.momentum, every=config.sites)
+        network: outer.delayed_nesterov(o.lr, o.momentum, every=config.num_sites)
         for network, o in config.outer.items()
     }
     return deltas_in_rounds(config, steps, owes="weights", policy=policy, clock="samples")

@@ -32,7 +32,7 @@ def build(config: Config) -> Strategy:
         up=codec(config, "up"),
         down=codec(config, "down"),
         policy=RoundPolicy(
-            config.sites,
+            config.num_sites,
             rounds.quorum,
             rounds.patience_s,
             max_staleness=rounds.max_staleness,
