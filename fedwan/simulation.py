@@ -71,20 +71,17 @@ def simulate(
     absences: Mapping[str, Absence] | None = None,
     resume: bool = False,
 ) -> SimulatedRun:
-    """Train to the end, in threads of this process.
+    """Train to the end, in threads of this process; raises the first error of any party.
 
     Args:
         config: resolved, as `fedwan.app.load_run` gives it.
         folder: for what a run keeps, as `out` elsewhere.
-        train: a site's part, called in its thread: a function that uses `fedwan.join`, or another
-            of its own. The recipe that `config` names if not given.
+        train: a site's part, called in its thread, which uses `fedwan.join`; the recipe's if left
+            out.
         strategy: in place of the one that `config` names.
         wrap: gets a site's name and link, and returns the link to use, e.g. a `ShapedLink`.
         absences: by site.
         resume: go on from the folder's checkpoint.
-
-    Raises:
-        FedwanError: the first that any party raised.
     """
     records: list[dict[str, Any]] = []
 

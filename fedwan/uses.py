@@ -95,23 +95,6 @@ def unmet(config: Any, uses: Uses, model: Any = None) -> list[str]:
     ]
 
 
-def effective(config: Any, uses: Uses) -> dict[str, Any]:
-    """Settings, nested, but for those that are left open and could have no effect."""
-    tree: dict[str, Any] = {}
-    for key, value in leaves_of(config):
-        if all(
-            need.holds(config, _network(key))
-            for need in uses
-            if isinstance(need, Needs) and fnmatchcase(key, need.key)
-        ):
-            *sections, leaf = key.split(".")
-            section = tree
-            for name in sections:
-                section = section.setdefault(name, {})
-            section[leaf] = value
-    return tree
-
-
 def unused(
     config: Any, uses: Uses, defaults: Mapping[str, Any], optional: Sequence[str]
 ) -> list[str]:

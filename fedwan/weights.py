@@ -86,13 +86,10 @@ class Trained:
         if the run was of a script, or the recipe no longer fits.
         """
         if self.config.workload == COMMAND:
-            picture = self.folder / "samples.png"
-            made = f"; what it drew itself is in {picture}" if picture.is_file() else ""
             raise UserError(
                 f"{self.folder} is a run of a script, which has no recipe to build: for weights "
-                "`fedwan export RUN --to safetensors DIR`, or in Python fedwan.load(RUN), whose "
-                "load_into(module, network) puts them into networks built as the script does"
-                f"{made}"
+                "`fedwan export RUN --to safetensors DIR`, or in Python fedwan.load(RUN).load_into"
+                "(module, network); what it drew itself is in samples.png there"
             )
         from fedwan.app import load_workload
 
@@ -269,33 +266,17 @@ def _open_up(folder: Path) -> None:
         path.chmod(folder.stat().st_mode & 0o666)
 
 
-_README = """\
-# Weights of {subject}, trained with fedwan {version}
-
-These files hold {weights}, one file per network, by the names of the
-module's `state_dict()`, parameters in float32. Into modules of the same classes and sizes:
-
-```python
-from safetensors.torch import load_file
-
-{loading}
-```
-
-`config.json` holds the run's settings, and under `missing` what a module has and its file lacks.
-That never left the sites: frozen tensors and networks are the same everywhere, excluded ones are
-each site's own, and spectral norm's vectors follow from the weights: a few forward passes in
-training mode bring them about.
-"""
-
-
 def _readme(trained: Trained, missing: Mapping[str, Sequence[str]]) -> str:
-    loading = []
-    for name in trained.networks:
-        strict = "" if missing.get(name) == [] else ", strict=False"
-        loading.append(f'{name}.load_state_dict(load_file("{name}.safetensors"){strict})')
-    return _README.format(
-        subject=subject(trained.config),
-        version=fedwan.__version__,
-        weights=f"the {'moving average of the global' if trained.is_ema else 'last'} weights",
-        loading="\n".join(loading),
+    loading = "\n".join(
+        f'{name}.load_state_dict(load_file("{name}.safetensors")'
+        f"{'' if missing.get(name) == [] else ', strict=False'})"
+        for name in trained.networks
+    )
+    return (
+        f"# Weights of {subject(trained.config)}, trained with fedwan {fedwan.__version__}\n\n"
+        "One file per network, by the names of the module's `state_dict()`:\n\n"
+        f"```python\nfrom safetensors.torch import load_file\n\n{loading}\n```\n\n"
+        "`config.json` holds the run's settings, whether these are the moving average (`ema`) or "
+        "the `last` weights,\nand under `missing` what a file lacks, since it never left the sites."
+        "\n"
     )

@@ -66,7 +66,7 @@ class Masking:
         self.identity: Identity | None = None
         """The coordinator's, by whose authorities keys are vouched for; None within a process."""
         self.epoch = secrets.randbits(63) | 1
-        """Of this start of the coordinator: what is sent anew goes under other masks."""
+        """Of this start: what is sent anew goes under other masks."""
         self.sizes = Sizes([])
         self.present: Unmasking | None = None
         self.asked: dict[tuple[int, int], list[str]] = {}

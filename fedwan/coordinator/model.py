@@ -259,10 +259,8 @@ class GlobalModel:
         tensors, meta = read_tensors(path)
         try:
             layout = layout_from_json(meta["layout"])
-            if meta["contributes"] != strategy.contributes:
-                raise ValueError(
-                    f"{meta['contributes']}s, not {strategy.contributes}s, were merged"
-                )
+            if (merged := meta["contributes"]) != strategy.contributes:
+                raise ValueError(f"{merged}s, not {strategy.contributes}s, were merged")
             weights = select_prefix("global", tensors)
             model = cls(weights, layout, strategy, config.half_life)
             ema = select_prefix("ema", tensors)
@@ -270,16 +268,13 @@ class GlobalModel:
             model._server_step.load_state(select_prefix("outer", tensors))
             model._residual = select_prefix("residual", tensors)
             model.versions = [int(v) for v in meta["versions"]]
+            if (num := len(model.versions)) != len(model.fragments):
+                raise ValueError(f"{num} fragments, where it cuts {len(model.fragments)}")
         except (KeyError, TypeError, ValueError, ConfigError) as error:
             raise CheckpointError(
                 f"checkpoint {path} does not fit this run ({error}); "
-                "resume with the strategy and workload that it began with"
+                "resume with the strategy, workload and settings that it began with"
             ) from None
-        if len(model.versions) != len(model.fragments):
-            raise CheckpointError(
-                f"checkpoint {path} has {len(model.versions)} fragments where the strategy has "
-                f"{len(model.fragments)}; resume with the settings that it began with"
-            )
         return model
 
 

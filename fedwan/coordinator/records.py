@@ -122,8 +122,7 @@ class RoundRows:
             key, _ = latest[merge.key.site]
             direction = compared[key.site] if key == merge.key else no_direction()
             rows.append(shared | _row(merge, direction, self._names) | nothing)
-        for row in rows:
-            self._record(row)
+            self._record(rows[-1])
         self._unseen.append(rows)
         if len(self._unseen) == _LOOK_EVERY:
             self.look()

@@ -101,11 +101,10 @@ class _Outer(ServerStep):
         assert new.keys() <= whole.keys(), "an outer transform made state that `init` did not"
         moved = update[name]
         if moved.shape != delta.shape or not math.isfinite(float(moved.sum())):
-            what = f"of shape {tuple(moved.shape)}" if moved.shape != delta.shape else "not finite"
             raise UserError(
-                f"the outer step of {network} made an update of {name!r} that is {what}, of deltas "
-                f"that are {tuple(delta.shape)} and finite; mend its Transform, or lower "
-                f"outer.{network}.lr"
+                f"the outer step of {network} made an update of {name!r} that is not finite, or of "
+                f"shape {tuple(moved.shape)} and not {tuple(delta.shape)}; mend its Transform, or "
+                f"lower outer.{network}.lr"
             )
         whole.update(new)
         return moved
@@ -117,14 +116,14 @@ class _Outer(ServerStep):
         return flat
 
     def load_state(self, state: State) -> None:
-        shapes = {name: value.shape for name, value in self.state().items()}
-        found = {name: value.shape for name, value in state.items()}
-        if found != shapes:
-            odd = min(n for n in {**shapes, **found} if shapes.get(n) != found.get(n))
+        present, saved = (
+            {(n, tuple(v.shape)) for n, v in each.items()} for each in (self.state(), state)
+        )
+        if odd := present ^ saved:
+            name, shape = min(odd)
             raise CheckpointError(
-                f"outer state {odd!r} is {_shape_text(found, odd)} in the checkpoint and "
-                f"{_shape_text(shapes, odd)} in this strategy; "
-                "resume with the strategy and model that the run began with"
+                f"outer state {name!r} of shape {shape} is in the checkpoint or in this strategy "
+                "alone; resume with the strategy and model that the run began with"
             )
         for network in self._state:
             self._state[network] = select_prefix(network, state)
@@ -193,10 +192,6 @@ class _Mirror(_Inner):
         self._optimize(update, self._run_step)
 
 
-def _shape_text(shapes: Mapping[str, torch.Size], name: str) -> str:
-    return f"of shape {tuple(shapes[name])}" if name in shapes else "absent"
-
-
 def _names_by_tensor(state: State, tensors: Iterable[str]) -> dict[str, list[str]]:
     """Each tensor's own part of an outer state: names end in ":tensor", whatever the chain."""
     names: dict[str, list[str]] = {tensor: [] for tensor in tensors}
@@ -231,9 +226,8 @@ def mirror_inner(
 ) -> Callable[[State, Layout], ServerStep]:
     """The sites' own inner optimisers by network: synchronous data parallel.
 
-    Sites and coordinator step the same optimiser on the same mean gradient, so the coordinator
-    knows the global weights without ever being sent them. Optimiser state costs as much as at a
-    site. `num_steps` are the run's, for learning rates that change.
+    Optimiser state costs as much as at a site; `num_steps` are the run's, for learning rates that
+    change.
     """
     return lambda model, layout: _Mirror(model, layout, inner, num_steps)
 
@@ -243,8 +237,7 @@ def step_inner(
 ) -> Callable[[State, Layout], ServerStep]:
     """Inner optimisers by network, stepped on every merged gradient: a parameter server.
 
-    What is broadcast is the step itself, so that sites need no optimiser. Costs the optimisers'
-    state and one more copy of the parameters. `num_steps` are the run's, for learning rates that
-    change.
+    What is broadcast is the step itself. Costs the optimisers' state and one more copy of the
+    parameters; `num_steps` as in `mirror_inner`.
     """
     return lambda model, layout: _Inner(model, layout, inner, num_steps)

@@ -19,7 +19,6 @@ from fedwan.coordinator.records import Totals
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.errors import ConfigError, SiteDrained, SiteEjected, UserError
 from fedwan.link import wire_pb2 as wire
-from fedwan.output.board import waiting_text
 from tests.cli.conftest import Command
 from tests.cli.conftest import fedwan as fedwan
 from tests.planes import (
@@ -121,16 +120,6 @@ def test_status_names_who_is_waited_for(desk: Desk) -> None:
     way = "goes on when it is here, or without after `fedwan sites runs/demo drain s3`"
     assert way in found["text"]
     assert [row["state"] for row in found["sites"]] == ["training", "training", "silent"]
-
-
-def test_where_the_last_site_is_silent_draining_it_is_not_advised(desk: Desk) -> None:
-    states = {"s1": "drained", "s2": "ejected", "s3": "silent"}
-    text = waiting_text([("s3", "silent", 0.0)], states, Config())
-    assert "drain" not in text
-    assert "with another after `fedwan sites runs/demo admit s1`, or with another" in text
-    everybody = [(name, "expected", 0.0) for name in states]
-    text = waiting_text(everybody, dict.fromkeys(states, "expected"), Config())
-    assert text.endswith("goes on when all are here")
 
 
 def test_a_contribution_on_its_way_is_merged_and_then_its_site_is_drained(
