@@ -210,7 +210,6 @@ def resolve(config: Config) -> Config:
     from fedwan.uses import fill
 
     if workload is None:
-        faults.tell()
         require_script(strategy, config)
         fill(config, {"data.batch": 1, "eval.every": 200}, {})
         return merge(config)

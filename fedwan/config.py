@@ -347,11 +347,10 @@ NEEDS = (
     ),
     *(
         Needs(key, lambda c, _: c.workload != COMMAND, "a recipe: a script has its own way")
-        for key in ("model.*", "eval.num", "site.precision", "site.accumulate", "site.recompute")
-    ),
-    *(
-        Needs(f"data.{key}", lambda c, _: c.workload != COMMAND, "a recipe: a script loads its own")
-        for key in ("name", "path", "classes", "size", "flip", "workers", "labels")
+        for key in (
+            *("model.*", "eval.num", "site.precision", "site.accumulate", "site.recompute"),
+            *(f"data.{key}" for key in "name path classes size flip workers labels".split()),
+        )
     ),
     Needs("site.partition", lambda c, _: c.site.processes > 1, "site.processes=2"),
     Needs(
@@ -443,12 +442,9 @@ def to_json(config: Config) -> str:
 def from_json(text: str) -> Config:
     """A configuration from `to_json`, checked like any other."""
     try:
-        tree = json.loads(text)
-        if not isinstance(tree, dict):
-            raise ValueError("it holds no keys")
-    except ValueError as error:
-        raise ConfigError(f"configuration {text[:40]!r} is no JSON object: {error}") from None
-    return merge(Config(), tree)
+        return merge(Config(), {**json.loads(text)})
+    except (TypeError, ValueError):
+        raise ConfigError(f"configuration {text[:40]!r} is no JSON object") from None
 
 
 def host_and_port(address: str) -> tuple[str, int]:

@@ -186,19 +186,14 @@ def _shapes(key: str, path: Path) -> dict[str, Shape]:
 def _absent(module: nn.Module, shapes: Mapping[str, Shape], what: str) -> list[str]:
     """Names of a module's tensors that are not among the given ones; tied ones count as one.
 
-    A `ConfigError` if the module has no tensor of a name, or one of another shape.
+    A `ConfigError` if one is not the module's, by name or shape.
     """
     tensors = _tensors(module)
     for name, shape in shapes.items():
-        if name not in tensors:
-            raise ConfigError(
-                f"{what} holds {name!r}, which the module has not{nearest(name, tensors)}"
-            )
-        if shape != (wanted := tuple(tensors[name].shape)):
-            raise ConfigError(
-                f"{what}: {name!r} is of shape {shape}, and the module's of {wanted}; both "
-                "are to have the same sizes"
-            )
+        mine = tuple(tensors[name].shape) if name in tensors else None
+        if shape != mine:
+            says = f"not{nearest(name, tensors)}" if mine is None else f"as {mine}"
+            raise ConfigError(f"{what}: {name!r} is of shape {shape}, which the module has {says}")
     given = {id(tensors[name]) for name in shapes}
     return [name for name, value in tensors.items() if id(value) not in given]
 

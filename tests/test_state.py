@@ -80,12 +80,6 @@ def test_state_and_layout_agree_in_name_order_and_share_memory_with_the_modules(
     assert networks["z"].bias.tolist() == [7.0] * 3
 
 
-def test_a_tensor_that_two_modules_share_travels_once() -> None:
-    network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    network[1].weight = network[0].weight
-    assert "g/1.weight" not in state_of({"g": network})
-
-
 # Layouts on the wire -----------------------------------------------------------------------------
 
 

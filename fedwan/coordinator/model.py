@@ -51,27 +51,21 @@ PREVIOUS = "coordinator.previous.safetensors"
 def newest_whole(folder: Path) -> tuple[Path, str]:
     """The newest checkpoint that is whole, and a complaint about one that is not.
 
-    Raises:
-        CheckpointError: there is none, or none that is whole.
+    A `CheckpointError` if there is none.
     """
     newest, previous = folder / CHECKPOINT, folder / PREVIOUS
     try:
         check_tensors(newest)
     except CheckpointError as error:
-        try:
+        with suppress(CheckpointError):
             check_tensors(previous)
-        except CheckpointError:
-            raise error from None
-        return previous, f"{error}; the one before it takes its place"
+            return previous, f"{error}; the one before it takes its place"
+        raise
     return newest, ""
 
 
 def go_back(folder: Path, version: int) -> None:
-    """Have a run go on from one of the checkpoints that are kept; what came after it is gone.
-
-    Raises:
-        ConfigError: none is of this version.
-    """
+    """Have a run go on from one of the checkpoints that are kept; what came after it is gone."""
     kept: dict[int, Path] = {}
     for path in (folder / PREVIOUS, folder / CHECKPOINT):
         with suppress(CheckpointError):
@@ -180,7 +174,7 @@ class GlobalModel:
     @property
     def version(self) -> int:
         """Whole rounds that every fragment has had."""
-        return self.version_of(self.versions)
+        return rounds_done(self.fragments, self.versions)
 
     def version_of(self, versions: Sequence[int]) -> int:
         """The same of other versions of the fragments."""

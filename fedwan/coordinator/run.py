@@ -113,11 +113,7 @@ class CoordinatedRun:
     # The story -----------------------------------------------------------------------------
 
     def resume(self) -> tuple[Resumed, str]:
-        """Go on from the checkpoint in the run's folder: where, and a complaint or nothing.
-
-        Raises:
-            CheckpointError: there is none that is whole, or it is not of this run's strategy.
-        """
+        """Go on from the checkpoint in the run's folder: where, and a complaint or nothing."""
         folder = self._folder / "checkpoint"
         meta, complaint = find_checkpoint(folder)
         try:
@@ -151,12 +147,7 @@ class CoordinatedRun:
         return row | {"versions": list(model.versions), "weights": weights}
 
     def train(self, on_agreed: Callable[[Config], None] = lambda _: None) -> GlobalModel:
-        """Train to the last version.
-
-        Raises:
-            UserError: sites do not agree on what they train.
-            RunStopped: too few sites for longer than patience allows; a checkpoint was written.
-        """
+        """Train to the last version; an error that ends the run leaves a checkpoint."""
         try:
             return self._train(on_agreed)
         except (RunStopped, UserError) as error:
@@ -414,7 +405,7 @@ class CoordinatedRun:
 
 
 def _untold(strategy: Strategy) -> tuple[str, ...]:
-    """What directions do not tell: of sites' own parameters, or where steps are corrected."""
+    """What directions do not tell."""
     if strategy.share or strategy.up.mask_bits:
         return ("agreement", "backward", "cosines")
     return ("backward",) if strategy.hook and not strategy.overlap.tau else ()
