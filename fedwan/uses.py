@@ -68,9 +68,8 @@ def fill(
 ) -> None:
     """Fill in, in place and in this order, what was left open.
 
-    `defaults` are values by key, or functions of the configuration; of a section by network, such
-    as `outer.*`, of the network's kind as well. `networks` are those that are trained, with their
-    kinds; `model` is the recipe's `Model`, as it is unless somebody sets it.
+    `defaults` are values by key, or functions of the configuration; of `outer.*` and `inner.*` of
+    the network's kind as well. `networks` are those that are trained; `model` is the recipe's own.
     """
     for key, default in defaults.items():
         section, _, network = key.partition(".")

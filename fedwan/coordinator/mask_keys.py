@@ -146,10 +146,6 @@ class Masking:
         """See `basis_of`."""
         return basis_of(weights_sha256, self.sizes.of(fragment, version))
 
-    def question(self, site: str, fragment: int, version: int) -> wire.Unmask | None:
-        """What a site that asks for an update is asked instead, if anything."""
-        return self.present.question(site, fragment, version) if self.present else None
-
     def hear(self, site: str, answer: wire.Unmasked) -> None:
         """A site's part; a `PayloadError` where it has not signed what it was asked to."""
         if (present := self.present) is None:

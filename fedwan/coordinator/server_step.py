@@ -139,19 +139,15 @@ class _Inner(ServerStep):
         self._inner, self._num_steps, self._run_step = inner, num_steps, 0
         self._stepped = self._to_step()
         self._optimizers: dict[str, torch.optim.Optimizer] = {
-            network: build_optimizer(config, self._params_of(network))
+            network: build_optimizer(config, [self._stepped[n] for n in self._parameters[network]])
             for network, config in inner.items()
         }
-        named = {n: self._stepped[n] for network in inner for n in self._parameters[network]}
-        self._named = NamedOptimizers(named, self._optimizers)
+        self._named = NamedOptimizers(self._stepped, self._optimizers)
 
     def _to_step(self) -> State:
         # Copies: what sites decode may differ from what was stepped, and it is this that moves the
         # global weights.
         return {name: torch.zeros_like(self._model[name]) for name in self._names}
-
-    def _params_of(self, network: str) -> list[Tensor]:
-        return [self._stepped[name] for name in self._parameters[network]]
 
     def _step(self, merged: State, times: int, run_step: int) -> State:
         for name, value in self._stepped.items():
@@ -162,10 +158,11 @@ class _Inner(ServerStep):
     def _optimize(self, gradients: Mapping[str, Coded], run_step: int) -> None:
         set_rates(self._optimizers, self._inner, run_step, self._num_steps)
         for network, optimizer in self._optimizers.items():
-            for name in self._parameters[network]:
-                grad = self._stepped[name].grad = torch.empty_like(self._stepped[name])
-                gradients[name].write_to(grad)
-            clip(self._params_of(network), self._inner[network].clip_norm)
+            params = {name: self._stepped[name] for name in self._parameters[network]}
+            for name, param in params.items():
+                param.grad = torch.empty_like(param)
+                gradients[name].write_to(param.grad)
+            clip(params.values(), self._inner[network].clip_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
