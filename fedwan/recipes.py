@@ -17,14 +17,14 @@ from fedwan._config_tree import keys_of, value_at
 from fedwan.codecs import Codec, codec_by_name
 from fedwan.codecs.masked import MOST_SITES
 from fedwan.config import MASKED, Config, OuterConfig, RoundConfig
-from fedwan.coordinator.server_step import step_outer
+from fedwan.coordinator.server_step import ServerStep, step_outer
 from fedwan.errors import ConfigError
 from fedwan.fragments import Fragmentation, often, strided, whole
 from fedwan.optim_state import NamedOptimizers
 from fedwan.outer import Transform
 from fedwan.protocol.policy import RoundPolicy, barrier
 from fedwan.protocol.unmasking import LEAST_SITES, majority
-from fedwan.state import Layout, layout_of
+from fedwan.state import Layout, State, layout_of
 from fedwan.strategy import Overlap, Strategy
 from fedwan.uses import Faults, Needs, Uses, fill, followed, unmet, unused
 from fedwan.weights import check_initial
@@ -353,6 +353,14 @@ def deltas_in_rounds(
     )
 
 
+def gradients(
+    config: Config, step: Callable[[State, Layout], ServerStep], policy: RoundPolicy, **others: Any
+) -> Strategy:
+    """Sites send the gradients of every step; `others` are fields of the strategy."""
+    up, down = codec(config, "up"), codec(config, "down")
+    return Strategy("gradient", 1, whole, step, up, down, policy, **others)
+
+
 def streamed(config: Config, alpha: float = 0.0) -> dict[str, Any]:
     """A strategy's cut and overlap, as a resolved `stream` asks for; `alpha` as in `Overlap`."""
     tau = config.stream.tau
@@ -368,3 +376,10 @@ def barrier_policy(config: Config, *, has_deadline: bool = True) -> RoundPolicy:
         *(config.num_sites, rounds.quorum, rounds.patience_s, rounds.max_staleness),
         has_deadline=has_deadline,
     )
+
+
+def on_arrival(config: Config, warmup: int, discount: float = 0.0) -> RoundPolicy:
+    """Every contribution is a round of its own, after `warmup` rounds of all sites."""
+    rounds = config.round
+    waits = (config.num_sites, rounds.quorum, rounds.patience_s, False)
+    return RoundPolicy(*waits, rounds.max_staleness, discount, warmup)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwan.codecs import fp32, plain
+from fedwan.codecs import plain
 from fedwan.coordinator.merge import Merger
-from fedwan.link.buffer import FileBuffer
 from fedwan.state import Layout, Role, State, clone
-from tests.support import encoded, read_all, same_bits, spec
+from tests.support import same_bits, spec
 
 LAYOUT: Layout = {
     "g/bn.num_batches_tracked": spec((), Role.COUNTER, torch.int64),
@@ -131,14 +129,6 @@ def test_pooled_variances_are_the_variance_of_the_union(
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_means_of_another_dtype_are_merged_in_fp32(dtype: torch.dtype) -> None:
-    layout = {"g/mean": spec((2,), Role.MEAN, dtype)}
-    values = [torch.tensor([1.0, -3.0]).to(dtype), torch.tensor([2.0, 5.0]).to(dtype)]
-    merged = merge([{"g/mean": v} for v in values], layout=layout)["g/mean"]
-    assert merged.dtype == torch.float32 and merged.tolist() == [1.5, 1.0]
-
-
 def test_a_tensor_is_merged_from_those_who_have_it() -> None:
     layout = LAYOUT | {f"own/{seed}": spec((4, 3)) for seed in range(3)}
     merger = Merger(layout)
@@ -150,19 +140,6 @@ def test_a_tensor_is_merged_from_those_who_have_it() -> None:
     for seed in (1, 2):
         assert torch.equal(merged.pop(f"own/{seed}"), contribution(seed)["g/weight"])
     assert same_bits(merged, merge([contribution(1), contribution(2)], [0.7, 0.3]))
-
-
-def test_a_payload_in_a_file_merges_like_one_in_memory(tmp_path: Path) -> None:
-    """A file's bytes are good only until the next read, so nothing may be kept as it is."""
-    merger = Merger(LAYOUT)
-    states = [contribution(seed) for seed in range(3)]
-    for state in states:
-        data = read_all(encoded(state, LAYOUT))
-        spooled = FileBuffer(len(data), tmp_path)
-        spooled.write(0, data)
-        merger.add(fp32().read_each(spooled, LAYOUT), 1.0)
-        spooled.close()
-    assert same_bits(merger.take(), merge(states))
 
 
 def test_a_scale_shrinks_deltas_and_leaves_their_weight() -> None:

@@ -317,14 +317,6 @@ def test_sites_share_a_snapshot_of_the_same_versions(bench: Bench, kind: Any) ->
 # Reports and farewells -------------------------------------------------------------------------
 
 
-def test_a_report_settles_the_question(bench: Bench) -> None:
-    bench.registry.tell("s1", wire.CoordinatorSignal.EVALUATE)
-    bench.hub.report("s1", wire.QualityReport(run_id="run-1", figures_json='{"fd": 2.0}'))
-    assert not bench.registry.sites["s1"].owed
-    (reports,) = bench.hub.evaluation.found(["s1"])
-    assert reports["s1"].figures == {"fd": 2.0}
-
-
 @pytest.mark.parametrize(("checkpoint", "told"), [(4, ""), (2, ""), (1, "go on from version 1")])
 def test_a_site_that_lost_checkpoints_is_told_of(bench: Bench, checkpoint: int, told: str) -> None:
     bench.publish(3, payload_of(1.0, bench.layout))
