@@ -88,9 +88,9 @@ def unmet(config: Any, uses: Uses, model: Any = None) -> list[str]:
         f"{key} = {value!r} needs {need.mend if isinstance(need.mend, str) else need.mend(config)}"
         "; set that, or leave it out"
         for need in uses
-        if isinstance(need, Needs)
         for key, value in _given(config, model)
-        if _covers(need.key, key, value) and not need.holds(config, _network(key))
+        if isinstance(need, Needs) and _covers(need.key, key, value)
+        if not need.holds(config, key.split(".")[1] if key.count(".") > 1 else "")
     ]
 
 
@@ -133,8 +133,3 @@ def _open(config: Any, key: str, model: Any) -> Any:
 def _covers(entry: str, key: str, value: Any) -> bool:
     pattern, equals, only = entry.partition("=")
     return fnmatchcase(key, pattern) and (not equals or str(value).partition(":")[0] == only)
-
-
-def _network(key: str) -> str:
-    parts = key.split(".")
-    return parts[1] if len(parts) > 2 else ""

@@ -149,16 +149,12 @@ def test_what_no_recipe_network_model_or_codec_has_is_refused(
     assert says in refusal(word)
 
 
-def test_resolving_leaves_nothing_open(root: Path) -> None:
+def test_resolving_leaves_nothing_open_and_a_word_changes_its_own_setting_alone(root: Path) -> None:
     config = load_run("sites=2")
     assert config.model == {"width": 16, "gamma": 1.0, "norm": "group"}
     assert (config.h, config.steps, config.data.batch) == (20, 100, 32)
-    assert config.inner["generator"] == InnerConfig(lr=2e-4, beta1=0.0)
     assert config.outer["discriminator"] == OuterConfig(lr=0.5, momentum=0.5)
     assert config.half_life == 100 * 2 * 32 / 10
-
-
-def test_a_word_changes_its_own_setting_and_keeps_the_recipes_others(root: Path) -> None:
     config = load_run("outer.generator.lr=0.3", "inner.generator.lr=1e-3")
     assert config.outer["generator"] == OuterConfig(lr=0.3, momentum=0.5)
     assert config.inner["generator"] == InnerConfig(lr=1e-3, beta1=0.0)

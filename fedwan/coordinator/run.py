@@ -158,7 +158,7 @@ class CoordinatedRun:
             self._await_farewells(FAREWELL_S)
             raise
         finally:
-            self._version_lines.close()
+            self._version_lines.thread.shutdown()
 
     def _train(self, on_agreed: Callable[[Config], None]) -> GlobalModel:
         hub, patience_s = self.hub, self.config.round.patience_s
