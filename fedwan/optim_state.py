@@ -68,8 +68,8 @@ class NamedOptimizers:
         for key, optimizer in self.optimizers.items():
             self._check(key, optimizer)
             for param, fields in optimizer.state.items():
-                odd = [] if param in self._names else [param]
-                for field, value in fields.items() if not odd else ():
+                odd = [] if isinstance(param, Tensor) else [param]
+                for field, value in fields.items() if param in self._names else ():
                     if isinstance(value, Tensor):
                         flat[f"{key}:{field}|{self._names[param]}"] = value
                     elif value is not None and not _is_number(value):
