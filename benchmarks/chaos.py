@@ -37,7 +37,7 @@ from fedwan.site.assignment import VARIABLE
 
 SITES = 2
 H = 20
-SMALL = (f"sites={SITES}", f"h={H}", "site.processes=2", "threads=1", "eval.every=0")
+SMALL = (f"sites={SITES}", f"h={H}", "site.processes=2", "eval.every=0")
 FURTHER = 2
 """Versions after a fault by which the run has recovered: one may have been under way."""
 PAUSE_S = 2.0

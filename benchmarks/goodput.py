@@ -40,7 +40,7 @@ class Case(NamedTuple):
     @property
     def words(self) -> list[str]:
         words = "workload=timed h=50 steps=100000 codec.up=int4 codec.down=int4"
-        words += f" strategy={self.strategy} sites={SITES} round.quorum={self.quorum} threads=1"
+        words += f" strategy={self.strategy} sites={SITES} round.quorum={self.quorum}"
         words += " eval.every=0"
         if self.strategy == "streaming_diloco":
             words += " stream.fragments=10 stream.tau=40"

@@ -78,10 +78,10 @@ def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
 
 @cache
 def _run(case: Case, steps: int, seed: int) -> FleetRun:
-    words = [f"steps={steps}", f"h={H}", f"seed={seed}", "sites=3", "threads=1", *TIMED]
+    words = [f"steps={steps}", f"h={H}", f"seed={seed}", "sites=3", *TIMED]
     words += ["round.quorum=2", "round.patience_s=20", "eval.every=0"]
     told = case.messages, case.streams, case.connections
-    return run_fleet(words, others={HOSTILE: ("hostile_site", *told)})
+    return run_fleet(words, others={HOSTILE: ("hostile_site", *told)}, threads=1)
 
 
 def _round_s(run: FleetRun) -> float:

@@ -53,7 +53,7 @@ def predict(case: Case, layout: Layout) -> float:
         config.stream = StreamConfig(fragments=timed.NUM_FRAGMENTS, tau=case.tau)
     recipe = load_strategy(case.strategy)
     resolve_strategy(recipe, config, dict.fromkeys(("generator", "discriminator"), "adversarial"))
-    settings = columns_of(case, "rate_mbit rtt_ms loss congestion pace_mbit")
+    settings = columns_of(case, "rate_mbit rtt_ms congestion pace_mbit")
     link = modelled_link(LinkConfig(**settings))
     course = VirtualRun(
         recipe.build(config), layout, case.sites, config.steps, STEP_S, link, Costs()

@@ -94,7 +94,9 @@ def train(args: argparse.Namespace, name: str, seed: int) -> Row:
 
 def attack(config: Config, folder: Path) -> float:
     """How often a run's moving average fits a sample of its sites better than a held-out one."""
-    shards = [open_shard(config.data, i, config.sites, config.seed) for i in range(config.sites)]
+    shards = [
+        open_shard(config.data, i, config.num_sites, config.seed) for i in range(config.num_sites)
+    ]
     members = Batch(*map(torch.cat, zip(*(shard.train.batch for shard in shards), strict=True)))
     with showing_average(config, folder) as workload:
         others, own = (losses(workload, batch) for batch in (shards[0].held_out, members))

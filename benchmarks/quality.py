@@ -192,7 +192,7 @@ def train(words: Sequence[str]) -> Outcome:
         config, run = run_simulated(words, folder=Path(made))
         found = evaluate(config, Path(made), NUM_EVALUATIONS)
     row = describe(config, run)
-    num_bytes = (row["bytes_up"] + row["bytes_down"]) / config.sites / config.steps
+    num_bytes = (row["bytes_up"] + row["bytes_down"]) / config.num_sites / config.steps
     floor = run.totals.quality["fd_floor"]
     outcome = {"fd_floor": floor, "modes": row["modes"], "bytes_per_step": num_bytes}
     for key in ("fd", "l1", "teacher_fd", "good"):

@@ -83,9 +83,9 @@ def measure_case(args: argparse.Namespace, variant: Variant, seed: int) -> Row:
         h, steps = 1, max(2, epoch // QUICK) if args.quick else epoch
         words += ["data.name=photo_edges"]
     words += [f"h={h}", f"data.batch={batch}", f"steps={steps}", f"checkpoint.every={1000 * steps}"]
-    if "site.processes=2" in variant.words:
-        words.append(f"threads={max(1, len(os.sched_getaffinity(0)) // 2)}")
-    run = run_fleet([*words, *variant.words])
+    is_two = "site.processes=2" in variant.words
+    threads = max(1, len(os.sched_getaffinity(0)) // 2) if is_two else 0
+    run = run_fleet([*words, *variant.words], threads=threads)
     # The first step is slower than any other.
     seconds = statistics.mean(row["compute_s"] for row in run.rounds[1:]) / h
     losses = {

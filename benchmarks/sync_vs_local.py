@@ -64,12 +64,12 @@ def measure_one(
     is_slow = strategy.h == 1 and link.rtt_ms > 0
     bound = min(rounds, BOUNDED_ROUNDS) if is_slow else rounds
     is_whole, factor = bound == rounds, rounds / bound
-    words = f"workload={workload} strategy={strategy.name} sites={SITES} seed={seed} threads=1"
+    words = f"workload={workload} strategy={strategy.name} sites={SITES} seed={seed}"
     words += f" steps={bound * strategy.h} codec.up={strategy.codec} codec.down={strategy.codec}"
     words += f" eval.every={max(strategy.h, steps // 20) if is_whole else 0}"
     words += f" h={strategy.h}" if strategy.h > 1 else ""
     with linked(SITES, link) as (star, emulation, shaped):
-        run = run_fleet([*words.split(), *strategy.words, *shaped], star)
+        run = run_fleet([*words.split(), *strategy.words, *shaped], star, threads=1)
     summary, (seconds, curve) = run.summary, quality_over_time(run)
     return {
         "workload": workload,

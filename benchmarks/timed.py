@@ -55,7 +55,7 @@ class Case:
 
     @property
     def words(self) -> list[str]:
-        words = f"workload=timed strategy={self.strategy} sites={self.sites} threads=1 eval.every=0"
+        words = f"workload=timed strategy={self.strategy} sites={self.sites} eval.every=0"
         words += f" steps={self.rounds * self.h} checkpoint.every={1000 * self.rounds}"
         words += f" codec.up={self.codec} codec.down={self.codec}"
         words += f" link.congestion={self.congestion}"
@@ -91,7 +91,7 @@ def cases(args: argparse.Namespace) -> list[Case]:
 def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     link = WanLink(case.rate_mbit, case.rtt_ms, case.loss)
     with linked(case.sites, link) as (star, emulation, words):
-        return _row(case, run_fleet([*case.words, *words], star), emulation)
+        return _row(case, run_fleet([*case.words, *words], star, threads=1), emulation)
 
 
 def _row(case: Case, run: FleetRun, emulation: str) -> Row:

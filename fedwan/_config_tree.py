@@ -64,10 +64,10 @@ def read_yaml(path: Path) -> Tree:
     """The values in a YAML file."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
-        mend = "give the path of a YAML file"
-        if "=" in path.name:
-            mend += ", and words such as this one after it (`fedwan demo` takes words alone)"
-        raise ConfigError(f"config file {str(path)!r} {what}; {mend}")
+        raise ConfigError(
+            f"config file {str(path)!r} {what}; give the path of a YAML file, and words such as "
+            "h=20 after it (`fedwan demo` takes words alone)"
+        )
     try:
         loaded = OmegaConf.load(path)
     except (OmegaConfBaseException, yaml.YAMLError, OSError, ValueError) as error:
@@ -119,10 +119,7 @@ def _fault(key: str, value: Any, schema: type, error: OmegaConfBaseException) ->
     kind = kind_at(schema, key)
     if not _is_group(kind):
         if typing.get_origin(kind) is list:
-            return (
-                f"{key} = {value!r} is no list; write it like [paris,rome], or with quotes around "
-                """what holds a comma: '["a red fox, sitting"]'"""
-            )
+            return f"""{key} = {value!r} is no list; write it like '["one","two, with a comma"]'"""
         kinds = typing.get_args(kind) or (kind,)
         if wanted := [text for each, text in _WANTED.items() if each in kinds]:
             return f"{key} = {value!r} is {wanted[0]}"
@@ -138,16 +135,13 @@ def _fault(key: str, value: Any, schema: type, error: OmegaConfBaseException) ->
 def _meant(key: str, schema: type) -> str:
     """Best within the section that the key names; of no section, the last part of any key."""
     head, _, leaf = key.rpartition(".")
-    kind, inside = kind_at(schema, head), bool(head)
-    if not _is_section(kind):
-        kind, inside = schema, False
-    if inside:
-        keys = {name: f"{head}.{name}" for name in _hints(kind)}
-    else:
-        keys = {path.rpartition(".")[2]: path for path in reversed(keys_of(schema))}
-    if choice := closest(leaf, keys):
-        return f"did you mean {keys[choice]!r}?"
-    return f"{f'in {head!r} ' if inside else ''}there are {', '.join(_hints(kind))}"
+    keys = {path.rpartition(".")[2]: path for path in reversed(keys_of(schema))}
+    names, where = [*_hints(schema)], ""
+    if head and _is_section(kind := kind_at(schema, head)):
+        names, where = [*_hints(kind)], f"in {head!r} "
+        keys = {name: f"{head}.{name}" for name in names}
+    choice = closest(leaf, keys)
+    return f"did you mean {keys[choice]!r}?" if choice else f"{where}there are {', '.join(names)}"
 
 
 _hints = cache(typing.get_type_hints)

@@ -32,7 +32,7 @@ from fedwan._config_tree import (
 from fedwan.errors import ConfigError
 from fedwan.files import replace_text
 from fedwan.names import why_unsafe
-from fedwan.uses import Faults, Needs, effective, unmet
+from fedwan.uses import Faults, Needs, unmet
 
 COMMAND = "command"
 """The workload of a training script of the sites' own: its networks are known once it joins."""
@@ -43,6 +43,20 @@ MASKED = tuple(f"masked{bits}" for bits in range(3, 9))
 """Codecs of contributions that nobody can read alone."""
 
 
+def _named_sites(value: Any) -> str:
+    """What is wrong with a number of sites, or with their names."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return span(1)(value)
+    if not isinstance(value, list) or not value:
+        return "is no number and no list of names; write it like 4, or [paris,rome]"
+    for name in map(str, value):
+        if reason := why_unsafe(name):
+            return f"holds {name!r}, which {reason}; choose another name"
+        if value.count(name) > 1:
+            return f"holds {name!r} twice; give each site its own name"
+    return ""
+
+
 @dataclass
 class InnerConfig:
     """One network's inner optimiser, the one that takes the local steps."""
@@ -51,10 +65,9 @@ class InnerConfig:
     """`muon` is for matrices, `adamw` for the rest; `own` where the script makes it."""
     lr: float = setting(1e-3, POSITIVE)
     """Learning rate."""
-    warmup_steps: int = 0
-    """Steps of the run in which the learning rate grows to `lr`."""
-    schedule: str = one_of("constant", "linear", "cosine")
-    """What it does from then to the run's end: `constant`, or falls as `linear` or `cosine`."""
+    schedule: str = one_of("constant", "linear", "cosine", counted=True)
+    """Of the learning rate: it stays `constant`, or falls to the run's end as `linear` or `cosine`;
+    `cosine:200` after 200 steps in which it grows to `lr`."""
     beta1: float = setting(0.9, SHARE)
     """Adam's first decay; momentum of `sgd` and `muon`."""
     beta2: float = setting(0.999, SHARE)
@@ -170,8 +183,6 @@ class LinkConfig:
     """Emulated rate of each site's link in Mbit/s, each way; 0 does not limit."""
     rtt_ms: float = 0.0
     """Emulated round-trip time in ms."""
-    loss: float = setting(0.0, SHARE)
-    """Emulated packet loss, 0 to 1: lowers the rate as a TCP flow's would fall."""
     congestion: str = one_of("auto", "bbr", "cubic", "system")
     """TCP's, for payloads: `auto` takes bbr where the user may, else the system's; `bbr` and
     `cubic` warn where they are refused."""
@@ -277,10 +288,9 @@ class Config:
     strategy: str = setting("diloco", NAMED)
     """A recipe in `strategies/`: `sync`, `parameter_server`, `local_sgd`, `scaffnew`, `diloco`,
     `streaming_diloco`, `eager_diloco`, `async_diloco`, `sparse_loco` or `experts`."""
-    sites: int = setting(4, span(1))
-    """Number of sites; they are named s1, s2, … unless `site_names` says otherwise."""
-    site_names: list[str] = field(default_factory=list)
-    """Names of the sites, each the common name of that site's certificate."""
+    sites: Any = setting(4, _named_sites)
+    """Number of sites, which are named s1, s2, …; or their names, as in `[paris,rome]`, each the
+    common name of that site's certificate."""
     steps: int = 0
     """Completed inner steps per site; 0 takes the recipe's own."""
     h: int = 0
@@ -291,8 +301,6 @@ class Config:
     """Folder of the run."""
     device: str = one_of("auto", "cpu", "cuda")
     """`auto`, `cpu` or `cuda`, on every site."""
-    threads: int = 0
-    """CPU threads of each site; 0 takes all cores, which the sites of a local run share."""
     model: dict[str, Any] = field(default_factory=dict)
     """Settings of the workload's networks; docs/workloads.md lists them."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -316,9 +324,14 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
 
     @property
+    def num_sites(self) -> int:
+        """Number of sites."""
+        return len(site_names(self))
+
+    @property
     def half_life(self) -> float:
         """Of the moving average of the weights, in samples of all sites: a tenth of a run."""
-        return self.steps * self.sites * self.data.batch / 10
+        return self.steps * self.num_sites * self.data.batch / 10
 
     @property
     def excluded(self) -> dict[str, list[str]]:
@@ -327,7 +340,6 @@ class Config:
 
 
 NEEDS = (
-    Needs("link.loss", lambda c, _: c.link.rtt_ms > 0, "link.rtt_ms=100"),
     Needs(
         "eval.features",
         lambda c, _: c.workload != COMMAND and c.data.name != "ring8",
@@ -335,11 +347,10 @@ NEEDS = (
     ),
     *(
         Needs(key, lambda c, _: c.workload != COMMAND, "a recipe: a script has its own way")
-        for key in ("model.*", "eval.num", "site.precision", "site.accumulate", "site.recompute")
-    ),
-    *(
-        Needs(f"data.{key}", lambda c, _: c.workload != COMMAND, "a recipe: a script loads its own")
-        for key in ("name", "path", "classes", "size", "flip", "workers", "labels")
+        for key in (
+            *("model.*", "eval.num", "site.precision", "site.accumulate", "site.recompute"),
+            *(f"data.{key}" for key in "name path classes size flip workers labels".split()),
+        )
     ),
     Needs("site.partition", lambda c, _: c.site.processes > 1, "site.processes=2"),
     Needs(
@@ -349,7 +360,7 @@ NEEDS = (
     ),
     *(
         Needs(f"inner.*.{key}", lambda c, n: c.inner[n].name != "own", "a recipe")
-        for key in "lr warmup_steps schedule beta1 beta2 weight_decay clip_norm".split()
+        for key in "lr schedule beta1 beta2 weight_decay clip_norm".split()
     ),
     Needs("inner.*.beta2", lambda c, n: c.inner[n].name != "sgd", "another optimiser than sgd"),
     Needs(
@@ -373,7 +384,7 @@ NEEDS = (
             (lambda c, _: c.site == SiteConfig(), "site.* as it is by default"),
             # A step that is repeated must be the same one, or it costs more than is counted.
             (lambda c, _: c.checkpoint.every < 2, "checkpoint.every=1"),
-            (lambda c, _: c.round.quorum in (0, c.sites), "round.quorum=0"),
+            (lambda c, _: c.round.quorum in (0, c.num_sites), "round.quorum=0"),
             (lambda c, _: not c.round.least_steps, "round.least_steps=0"),
             (lambda c, _: not any(n.h for n in c.network.values()), "no network.NETWORK.h"),
         )
@@ -384,18 +395,10 @@ NEEDS = (
 
 def _together(config: Config) -> Iterator[str]:
     """Lines on settings that contradict each other."""
-    names, sites, link = config.site_names, config.sites, config.link
-    for name in names:
-        if reason := why_unsafe(name):
-            yield f"site_names holds {name!r}, which {reason}; choose another name"
-    for double in sorted({name for name in names if names.count(name) > 1}):
-        yield f"site_names holds {double!r} twice; give each site its own name"
-    if names and len(names) != sites:
-        yield (
-            f"site_names holds {len(names)} names for sites = {sites}; "
-            f"give {sites} names, or sites={len(names)}"
-        )
-    if config.round.quorum > sites > 0:
+    link = config.link
+    if _named_sites(config.sites):
+        return  # told already
+    if config.round.quorum > (sites := config.num_sites):
         yield f"round.quorum = {config.round.quorum} is out of range; choose 0 to sites ({sites})"
     if link.listen == link.door and not link.listen.endswith(":0"):
         yield f"link.door = {link.door!r} is link.listen as well; give the front door another port"
@@ -427,11 +430,8 @@ def merge(config: Config, *trees: Mapping[str, Any]) -> Config:
 
 
 def dump(config: Config, path: Path) -> None:
-    """Write a configuration as YAML that `load` reads back exactly; the file is replaced whole.
-
-    Without settings that could have no effect, as `data.name` of a script.
-    """
-    replace_text(path, OmegaConf.to_yaml(OmegaConf.create(effective(config, NEEDS))))
+    """Write a configuration as YAML that `load` reads back exactly; the file is replaced whole."""
+    replace_text(path, OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config))))
 
 
 def to_json(config: Config) -> str:
@@ -442,12 +442,9 @@ def to_json(config: Config) -> str:
 def from_json(text: str) -> Config:
     """A configuration from `to_json`, checked like any other."""
     try:
-        tree = json.loads(text)
-        if not isinstance(tree, dict):
-            raise ValueError("it holds no keys")
-    except ValueError as error:
-        raise ConfigError(f"configuration {text[:40]!r} is no JSON object: {error}") from None
-    return merge(Config(), tree)
+        return merge(Config(), {**json.loads(text)})
+    except (TypeError, ValueError):
+        raise ConfigError(f"configuration {text[:40]!r} is no JSON object") from None
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -466,4 +463,6 @@ def site_names(config: Config) -> list[str]:
     >>> site_names(Config(sites=2))
     ['s1', 's2']
     """
-    return list(config.site_names) or [f"s{index + 1}" for index in range(config.sites)]
+    if isinstance(config.sites, int):
+        return [f"s{index + 1}" for index in range(config.sites)]
+    return list(config.sites)

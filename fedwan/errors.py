@@ -9,25 +9,6 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-__all__ = [
-    "CheckpointError",
-    "ConfigError",
-    "DiskFull",
-    "FedwanError",
-    "IdentityError",
-    "JoinRefused",
-    "LinkLost",
-    "PayloadError",
-    "RunStopped",
-    "SessionLost",
-    "SiteDrained",
-    "SiteEjected",
-    "UserError",
-    "WireError",
-    "place_of",
-]
-
-
 STOPPED = "the run was stopped from outside"
 """Of a run that its operator has stopped."""
 
@@ -95,6 +76,13 @@ class SiteDrained(RunStopped):
 
     exit_code = 0
 
+
+TREE = {
+    kind.__name__: kind
+    for kind in list(globals().values())
+    if isinstance(kind, type) and issubclass(kind, FedwanError)
+}
+"""By name."""
 
 _LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
 _NOT_OWN = ("<", str(Path(__file__).parent), *_LIBRARIES)

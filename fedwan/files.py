@@ -95,35 +95,29 @@ def write_atomically(
     when this returns. What was there is kept as `previous`, if given; `path` itself is never
     missing meanwhile. A `DiskFull` tells that `num_bytes` are needed, if they are known.
     """
-    with on_disk(path.parent, num_bytes):
-        _write_atomically(path, write, previous, mode)
-
-
-def _write_atomically(
-    path: Path, write: Callable[[BinaryIO], object], previous: Path | None, mode: int
-) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        temporary.touch(mode, exist_ok=False)
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        if previous is not None and path.exists():
-            link = previous.with_name(f".{previous.name}.{os.getpid()}.tmp")
-            link.unlink(missing_ok=True)
-            os.link(path, link)
-            os.replace(link, previous)
-        os.replace(temporary, path)
-    finally:
+    with on_disk(path.parent, num_bytes):
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        try:
+            temporary.touch(mode, exist_ok=False)
+            with temporary.open("wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            if previous is not None and path.exists():
+                link = previous.with_name(f".{previous.name}.{os.getpid()}.tmp")
+                link.unlink(missing_ok=True)
+                os.link(path, link)
+                os.replace(link, previous)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def replace_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:

@@ -35,22 +35,12 @@ class NamedOptimizers:
         self.params = params
         self._names: dict[Tensor, str] = {}
         again = {p: name for name, p in params.items() if self._names.setdefault(p, name) != name}
-        for key, optimizer in optimizers.items():
-            for param in _held(optimizer):
-                if param not in self._names:
-                    networks = ", ".join(dict.fromkeys(map(network_of, params)))
-                    raise UserError(
-                        f"optimizers[{key!r}] holds a parameter of shape {tuple(param.shape)} that "
-                        f"is in none of the networks {networks}; build it from their parameters(), "
-                        "after they were wrapped or sharded"
-                    )
-                if param in again:
-                    raise UserError(
-                        f"{self._names[param]!r} and {again[param]!r} are one parameter, which "
-                        "would be merged twice; give one network that holds both, such as "
-                        "nn.ModuleDict, in place of the two"
-                    )
         self.state()
+        for param in again.keys() & {p for o in optimizers.values() for p in _held(o)}:
+            raise UserError(
+                f"{self._names[param]!r} and {again[param]!r} are one parameter, which would be "
+                "merged twice; give one network that holds both, such as nn.ModuleDict"
+            )
 
     @classmethod
     def of(
@@ -76,29 +66,31 @@ class NamedOptimizers:
         """All moments by name, sharing memory; a `UserError` if one is no tensor and no number."""
         flat: State = {}
         for key, optimizer in self.optimizers.items():
-            for param in _held(optimizer):
-                if param not in self._names:
-                    raise UserError(
-                        f"optimizers[{key!r}] was given a parameter of shape {tuple(param.shape)} "
-                        "after fedwan.join that is in none of the networks; give it before"
-                    )
-                for field, value in optimizer.state.get(param, {}).items():
+            self._check(key, optimizer)
+            for param, fields in optimizer.state.items():
+                odd = [] if isinstance(param, Tensor) else [param]
+                for field, value in fields.items() if param in self._names else ():
                     if isinstance(value, Tensor):
                         flat[f"{key}:{field}|{self._names[param]}"] = value
                     elif value is not None and not _is_number(value):
-                        raise UserError(
-                            f"optimizers[{key!r}] keeps {field!r} as a {type(value).__name__}, "
-                            "which no checkpoint of a site keeps; use an optimiser whose state is "
-                            "made of tensors and numbers"
-                        )
-            for part in optimizer.state:
-                if not isinstance(part, Tensor):
+                        odd.append(field)
+                if odd:
                     raise UserError(
-                        f"optimizers[{key!r}] keeps {part!r} beside the state of its parameters, "
-                        "which no checkpoint of a site keeps; use one that keeps it in a "
-                        "parameter's state, or in its param_groups"
+                        f"optimizers[{key!r}] keeps {odd[0]!r}, which no checkpoint of a site "
+                        "keeps; use an optimiser whose state is made of tensors and numbers of "
+                        "its parameters"
                     )
         return flat
+
+    def _check(self, key: str, optimizer: torch.optim.Optimizer) -> None:
+        for param in _held(optimizer):
+            if param not in self._names:
+                networks = ", ".join(dict.fromkeys(map(network_of, self.params)))
+                raise UserError(
+                    f"optimizers[{key!r}] holds a parameter of shape {tuple(param.shape)} that "
+                    f"is in none of the networks {networks}; build it from their parameters(), "
+                    "after they were wrapped or sharded, and before fedwan.join"
+                )
 
     def load(self, flat: Mapping[str, Tensor], *, is_whole: bool = True) -> None:
         """Have these moments and no others; learning rates stay as they are."""

@@ -7,7 +7,7 @@ memory to see what they consist of. How a page declares what it uses stands in `
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from types import ModuleType
 from typing import Any, Literal
@@ -17,14 +17,14 @@ from fedwan._config_tree import keys_of, value_at
 from fedwan.codecs import Codec, codec_by_name
 from fedwan.codecs.masked import MOST_SITES
 from fedwan.config import MASKED, Config, OuterConfig, RoundConfig
-from fedwan.coordinator.server_step import step_outer
+from fedwan.coordinator.server_step import ServerStep, step_outer
 from fedwan.errors import ConfigError
 from fedwan.fragments import Fragmentation, often, strided, whole
 from fedwan.optim_state import NamedOptimizers
 from fedwan.outer import Transform
 from fedwan.protocol.policy import RoundPolicy, barrier
 from fedwan.protocol.unmasking import LEAST_SITES, majority
-from fedwan.state import Layout, layout_of
+from fedwan.state import Layout, State, layout_of
 from fedwan.strategy import Overlap, Strategy
 from fedwan.uses import Faults, Needs, Uses, fill, followed, unmet, unused
 from fedwan.weights import check_initial
@@ -45,11 +45,11 @@ OPTIONAL = (
 
 
 def _has_spare_sites(config: Config, _: str) -> bool:
-    return 0 < config.round.quorum < config.sites
+    return 0 < config.round.quorum < config.num_sites
 
 
 def _one_less(config: Config) -> str:
-    return f"round.quorum={max(1, config.sites - 1)}"
+    return f"round.quorum={max(1, config.num_sites - 1)}"
 
 
 def _at_most_h(key: str, less: int = 0) -> Needs:
@@ -88,8 +88,8 @@ STREAM: Mapping[str, Any] = {
 }
 """Defaults of a model that travels in fragments."""
 ARRIVAL: Mapping[str, Any] = {
-    "round.quorum": lambda config: min(2, config.sites),
-    "round.max_staleness": lambda config: 4 * config.sites,
+    "round.quorum": lambda config: min(2, config.num_sites),
+    "round.max_staleness": lambda config: 4 * config.num_sites,
 }
 """Defaults where updates are made on arrival: two live sites, so that no site trains alone unasked,
 and contributions of up to four rounds of all sites ago."""
@@ -116,14 +116,13 @@ def resolve_strategy(
     uses, defaults = _declared(page)
     fill(config, {**_COMMON, **defaults}, networks)
     faults = Faults()
-    faults.add(unmet(config, (*uses, *_ROUNDS)))
-    for check in (_check_schedule, _check_merge, getattr(page, "check", None)):
-        with faults.caught():
-            if check is not None:
-                check(config)
+    faults.add([*unmet(config, (*uses, *_ROUNDS)), *_off_schedule(config), *_too_few(config)])
+    with faults.caught():
+        getattr(page, "check", lambda _: None)(config)
     faults.tell()
     if config.codec.up in MASKED:
-        check_masks(config, page.build(config))
+        faults.add(_unmaskable(config, page.build(config)))
+        faults.tell()
 
 
 def require_followed(
@@ -154,7 +153,7 @@ def require_script(page: ModuleType, config: Config) -> None:
     And where it does not, settings of theirs that would have no effect.
     """
     is_own = bool(followed(_declared(page)[0], ["inner.*.name=own"]))
-    keys = "lr warmup_steps schedule beta2 weight_decay clip_norm".split()
+    keys = "lr schedule beta2 weight_decay clip_norm".split()
     own = tuple(Needs(f"inner.*.{key}", lambda c, _: False, "a recipe") for key in keys)
     if is_own and (lines := unmet(config, own)):
         text = "has no effect: a script makes its optimisers itself; leave it out, and set it there"
@@ -180,87 +179,72 @@ def _declared(page: ModuleType) -> tuple[Uses, Mapping[str, Any]]:
     return uses, defaults
 
 
-def _check_schedule(config: Config) -> None:
-    """Refuse steps that make no whole rounds, or networks out of step with them."""
+def _off_schedule(config: Config) -> Iterator[str]:
+    """Steps that make no whole rounds, or networks out of step with them."""
     if rest := config.steps % config.h:
         below, above = config.steps - rest, config.steps - rest + config.h
-        nearest = f"{below} or {above}" if below else f"{above}"
-        raise ConfigError(
+        yield (
             f"steps={config.steps} is no multiple of h={config.h}, so the last {rest} steps would "
-            f"never be merged; set steps={nearest}"
+            f"never be merged; set steps={f'{below} or ' if below else ''}{above}"
         )
     for network, special in config.network.items():
         if special.h and config.h % special.h:
             fitting = max(h for h in range(1, special.h + 1) if config.h % h == 0)
-            raise ConfigError(
+            yield (
                 f"network.{network}.h={special.h} does not divide h={config.h}, so that it would "
                 f"not have travelled when the others do; set network.{network}.h={fitting}"
             )
     if config.network and set(_times(config)) == set(config.inner):
-        raise ConfigError(
+        yield (
             f"every network has an h of its own below h={config.h}, which then has no effect; "
             "set h to the largest of them"
         )
 
 
-def _check_merge(config: Config) -> None:
-    """Refuse a robust rule that has too few contributions to tell who lies."""
-    rounds, sites = config.round, config.sites
-    rule, bad = rounds.rule
-    fewest, needed = rounds.quorum or sites, 2 * bad + (3 if rule == "krum" else 1)
+def _too_few(config: Config) -> Iterator[str]:
+    """A robust rule that has too few contributions to tell who lies."""
+    rule, bad = config.round.rule
+    fewest, needed = config.round.quorum or config.num_sites, 2 * bad + (3 if rule == "krum" else 1)
     if rule != "mean" and fewest < needed:
-        mend = f"round.quorum={needed}" if sites >= needed else f"sites={needed}"
-        raise ConfigError(
-            f"round.merge = {rounds.merge!r} needs {needed} contributions where a round may close "
-            f"with {fewest}; set {mend}, or round.merge=mean"
+        key = "round.quorum" if config.num_sites >= needed else "sites"
+        yield (
+            f"round.merge = {config.round.merge!r} needs {needed} contributions where a round may "
+            f"close with {fewest}; set {key}={needed}, or round.merge=mean"
         )
 
 
-def check_masks(config: Config, strategy: Strategy) -> None:
-    """Refuse masks where single contributions must be read, or there are too few to hide among."""
-    faults, what = Faults(), f"codec.up = {config.codec.up!r}"
+def _unmaskable(config: Config, strategy: Strategy) -> Iterator[str]:
+    """Where single contributions must be read, or there are too few to hide among."""
+    what, rounds, sites = f"codec.up = {config.codec.up!r}", config.round, config.num_sites
     is_sum = strategy.contributes == "delta" and strategy.clock == "versions"
     if not is_sum or strategy.hook or strategy.share or strategy.policy.arrivals_from is not None:
-        faults.add(
-            [
-                f"{what} does not go with strategy {config.strategy!r}, which does more with "
-                "contributions than to add them up; set strategy=diloco, streaming_diloco or "
-                "local_sgd, or codec.up=int4"
-            ]
+        yield (
+            f"{what} does not go with strategy {config.strategy!r}, which does more with "
+            "contributions than to add them up; set strategy=diloco, streaming_diloco or "
+            "local_sgd, or codec.up=int4"
         )
-    if not LEAST_SITES <= config.sites <= MOST_SITES:
-        faults.add(
-            [
-                f"{what} hides a site among {LEAST_SITES} to {MOST_SITES}, and sites = "
-                f"{config.sites}; set sites={min(MOST_SITES, max(LEAST_SITES, config.sites))}, or "
-                "codec.up=int4"
-            ]
+    if not LEAST_SITES <= sites <= MOST_SITES:
+        yield (
+            f"{what} hides a site among {LEAST_SITES} to {MOST_SITES}, and sites = {sites}; "
+            f"set sites={min(MOST_SITES, max(LEAST_SITES, sites))}, or codec.up=int4"
         )
-    rounds, least = config.round, majority(config.sites)
-    if 0 < rounds.quorum < least:
-        faults.add(
-            [
-                f"round.quorum = {rounds.quorum}: more than half of all sites take the masks off; "
-                f"set round.quorum={least}"
-            ]
+    if 0 < rounds.quorum < (least := majority(sites)):
+        yield (
+            f"round.quorum = {rounds.quorum}: more than half of all sites take the masks off; "
+            f"set round.quorum={least}"
         )
-    if (every := config.checkpoint.every) > 1:
-        faults.add(
-            [
-                f"checkpoint.every = {every}: no version is summed twice under masks, so that a "
-                "run could not go on from a checkpoint of rounds before; set checkpoint.every=1"
-            ]
+    if config.checkpoint.every > 1:
+        yield (
+            f"checkpoint.every = {config.checkpoint.every}: no version is summed twice under "
+            "masks, so that a run could not go on from a checkpoint of rounds before; "
+            "set checkpoint.every=1"
         )
-    for key, value, off in (
-        ("round.merge", rounds.merge, "mean"),
-        ("round.max_staleness", rounds.max_staleness, 0),
-        ("round.gate", rounds.gate, RoundConfig().gate),
-    ):
-        if value != off:
-            faults.add(
-                [f"{key} = {value!r} reads contributions alone, and {what}; leave one of them out"]
+    for key in ("merge", "max_staleness", "gate"):
+        if (value := getattr(rounds, key)) != getattr(RoundConfig(), key):
+            yield (
+                f"round.{key} = {value!r} reads contributions alone, and {what}; "
+                "leave one of them out"
             )
-    faults.tell()
 
 
 def _times(config: Config) -> dict[str, int]:
@@ -274,14 +258,12 @@ def check_built(config: Config, workload: ModuleType, strategy: Strategy) -> Non
     faults = Faults()
     steps_apart = getattr(workload, "steps_apart", lambda _: False)
     if steps_apart(config) and strategy.contributes == "gradient":
-        faults.add(
-            [
-                f"strategy {config.strategy!r} exchanges the gradients of all networks at once, "
-                f"and as it is set a network of workload {config.workload!r} steps before the "
-                "others have theirs; set strategy=local_sgd h=1, under which weights are exchanged "
-                "after every step"
-            ]
+        text = (
+            f"strategy {config.strategy!r} exchanges the gradients of all networks at once, and as "
+            f"it is set a network of workload {config.workload!r} steps before the others have "
+            "theirs; set strategy=local_sgd h=1, which exchanges weights after every step"
         )
+        faults.add([text])
     has_muon = any(inner.name == "muon" for inner in config.inner.values())
     if has_muon or config.excluded or config.init:
         built = build_nowhere(workload, config)
@@ -321,7 +303,7 @@ def codec(
     config: Config, way: Literal["up", "down"], wrap: Callable[[Codec], Codec] = lambda c: c
 ) -> Codec:
     """How contributions (`up`) or updates (`down`) are coded; `wrap` may be `with_feedback`."""
-    return wrap(codec_by_name(getattr(config.codec, way), config.sites))
+    return wrap(codec_by_name(getattr(config.codec, way), config.num_sites))
 
 
 _REGRESSION_LR = {1: 0.4, 2: 0.6, 4: 0.6, 8: 0.8}
@@ -338,7 +320,7 @@ def nesterov(momentum: float = 0.9) -> Callable[[Config, NetworkKind], OuterConf
     def default(config: Config, kind: NetworkKind) -> OuterConfig:
         if kind == "adversarial":
             return OuterConfig(lr=0.5, momentum=0.5)
-        nearest = max(n for n in _REGRESSION_LR if n <= max(1, config.sites))
+        nearest = max(n for n in _REGRESSION_LR if n <= max(1, config.num_sites))
         return OuterConfig(_REGRESSION_LR[nearest], momentum)
 
     return default
@@ -371,6 +353,14 @@ def deltas_in_rounds(
     )
 
 
+def gradients(
+    config: Config, step: Callable[[State, Layout], ServerStep], policy: RoundPolicy, **others: Any
+) -> Strategy:
+    """Sites send the gradients of every step; `others` are fields of the strategy."""
+    up, down = codec(config, "up"), codec(config, "down")
+    return Strategy("gradient", 1, whole, step, up, down, policy, **others)
+
+
 def streamed(config: Config, alpha: float = 0.0) -> dict[str, Any]:
     """A strategy's cut and overlap, as a resolved `stream` asks for; `alpha` as in `Overlap`."""
     tau = config.stream.tau
@@ -383,6 +373,13 @@ def barrier_policy(config: Config, *, has_deadline: bool = True) -> RoundPolicy:
     """Rounds that wait as a resolved `round` asks for."""
     rounds = config.round
     return barrier(
-        *(config.sites, rounds.quorum, rounds.patience_s, rounds.max_staleness),
+        *(config.num_sites, rounds.quorum, rounds.patience_s, rounds.max_staleness),
         has_deadline=has_deadline,
     )
+
+
+def on_arrival(config: Config, warmup: int, discount: float = 0.0) -> RoundPolicy:
+    """Every contribution is a round of its own, after `warmup` rounds of all sites."""
+    rounds = config.round
+    waits = (config.num_sites, rounds.quorum, rounds.patience_s, False)
+    return RoundPolicy(*waits, rounds.max_staleness, discount, warmup)

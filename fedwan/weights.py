@@ -86,13 +86,10 @@ class Trained:
         if the run was of a script, or the recipe no longer fits.
         """
         if self.config.workload == COMMAND:
-            picture = self.folder / "samples.png"
-            made = f"; what it drew itself is in {picture}" if picture.is_file() else ""
             raise UserError(
                 f"{self.folder} is a run of a script, which has no recipe to build: for weights "
-                "`fedwan export RUN --to safetensors DIR`, or in Python fedwan.load(RUN), whose "
-                "load_into(module, network) puts them into networks built as the script does"
-                f"{made}"
+                "`fedwan export RUN --to safetensors DIR`, or in Python fedwan.load(RUN).load_into"
+                "(module, network); what it drew itself is in samples.png there"
             )
         from fedwan.app import load_workload
 
@@ -189,19 +186,14 @@ def _shapes(key: str, path: Path) -> dict[str, Shape]:
 def _absent(module: nn.Module, shapes: Mapping[str, Shape], what: str) -> list[str]:
     """Names of a module's tensors that are not among the given ones; tied ones count as one.
 
-    A `ConfigError` if the module has no tensor of a name, or one of another shape.
+    A `ConfigError` if one is not the module's, by name or shape.
     """
     tensors = _tensors(module)
     for name, shape in shapes.items():
-        if name not in tensors:
-            raise ConfigError(
-                f"{what} holds {name!r}, which the module has not{nearest(name, tensors)}"
-            )
-        if shape != (wanted := tuple(tensors[name].shape)):
-            raise ConfigError(
-                f"{what}: {name!r} is of shape {shape}, and the module's of {wanted}; both "
-                "are to have the same sizes"
-            )
+        mine = tuple(tensors[name].shape) if name in tensors else None
+        if shape != mine:
+            says = f"not{nearest(name, tensors)}" if mine is None else f"as {mine}"
+            raise ConfigError(f"{what}: {name!r} is of shape {shape}, which the module has {says}")
     given = {id(tensors[name]) for name in shapes}
     return [name for name, value in tensors.items() if id(value) not in given]
 
@@ -269,33 +261,17 @@ def _open_up(folder: Path) -> None:
         path.chmod(folder.stat().st_mode & 0o666)
 
 
-_README = """\
-# Weights of {subject}, trained with fedwan {version}
-
-These files hold {weights}, one file per network, by the names of the
-module's `state_dict()`, parameters in float32. Into modules of the same classes and sizes:
-
-```python
-from safetensors.torch import load_file
-
-{loading}
-```
-
-`config.json` holds the run's settings, and under `missing` what a module has and its file lacks.
-That never left the sites: frozen tensors and networks are the same everywhere, excluded ones are
-each site's own, and spectral norm's vectors follow from the weights: a few forward passes in
-training mode bring them about.
-"""
-
-
 def _readme(trained: Trained, missing: Mapping[str, Sequence[str]]) -> str:
-    loading = []
-    for name in trained.networks:
-        strict = "" if missing.get(name) == [] else ", strict=False"
-        loading.append(f'{name}.load_state_dict(load_file("{name}.safetensors"){strict})')
-    return _README.format(
-        subject=subject(trained.config),
-        version=fedwan.__version__,
-        weights=f"the {'moving average of the global' if trained.is_ema else 'last'} weights",
-        loading="\n".join(loading),
+    loading = "\n".join(
+        f'{name}.load_state_dict(load_file("{name}.safetensors")'
+        f"{'' if missing.get(name) == [] else ', strict=False'})"
+        for name in trained.networks
+    )
+    return (
+        f"# Weights of {subject(trained.config)}, trained with fedwan {fedwan.__version__}\n\n"
+        "One file per network, by the names of the module's `state_dict()`:\n\n"
+        f"```python\nfrom safetensors.torch import load_file\n\n{loading}\n```\n\n"
+        "`config.json` holds the run's settings, whether these are the moving average (`ema`) or "
+        "the `last` weights,\nand under `missing` what a file lacks, since it never left the sites."
+        "\n"
     )

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from fedwan import outer
 from fedwan.config import Config
-from fedwan.protocol.policy import RoundPolicy
-from fedwan.recipes import ARRIVAL, LOCAL_STEPS, deltas_in_rounds, nesterov
+from fedwan.recipes import ARRIVAL, LOCAL_STEPS, deltas_in_rounds, nesterov, on_arrival
 from fedwan.strategy import Strategy
 
 USES = (*LOCAL_STEPS, "outer.*", "round.max_staleness", "round.least_steps")
@@ -22,16 +21,10 @@ WARMUP = 5
 
 def build(config: Config) -> Strategy:
     """The recipe."""
-    rounds = config.round
-    policy = RoundPolicy(
-        config.sites,
-        rounds.quorum,
-        rounds.patience_s,
-        max_staleness=rounds.max_staleness,
-        arrivals_from=WARMUP,
-    )
     steps = {
-        network: outer.delayed_nesterov(o.lr, o.momentum, every=config.sites)
+        network: outer.delayed_nesterov(o.lr, o.momentum, every=config.num_sites)
         for network, o in config.outer.items()
     }
-    return deltas_in_rounds(config, steps, owes="weights", policy=policy, clock="samples")
+    return deltas_in_rounds(
+        config, steps, owes="weights", policy=on_arrival(config, WARMUP), clock="samples"
+    )

@@ -40,7 +40,7 @@ DEFAULTS = {"h": 20, **STREAM, "outer.*": OuterConfig(lr=1.0, momentum=0.0)}
 def build(config: Config) -> Strategy:
     """The recipe."""
     known = {
-        network: Eager(o.lr * (1 + o.momentum) / config.sites, o.momentum)
+        network: Eager(o.lr * (1 + o.momentum) / config.num_sites, o.momentum)
         for network, o in config.outer.items()
     }
     hook = partial(LookAhead, known)

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from fedwan.config import Config
 from fedwan.coordinator.server_step import step_inner
-from fedwan.fragments import whole
-from fedwan.protocol.policy import RoundPolicy
-from fedwan.recipes import ARRIVAL, codec
+from fedwan.recipes import ARRIVAL, gradients, on_arrival
 from fedwan.strategy import Strategy
 
 USES = ("codec.*", "round.max_staleness")
@@ -23,21 +21,5 @@ DEFAULTS = {"h": 1, "checkpoint.every": 50, **ARRIVAL}
 
 def build(config: Config) -> Strategy:
     """The recipe."""
-    rounds = config.round
-    return Strategy(
-        contributes="gradient",
-        h=1,
-        fragments=whole,
-        server_step=step_inner(config.inner, config.steps),
-        up=codec(config, "up"),
-        down=codec(config, "down"),
-        policy=RoundPolicy(
-            config.sites,
-            rounds.quorum,
-            rounds.patience_s,
-            max_staleness=rounds.max_staleness,
-            discount=1.0,
-            arrivals_from=0,
-        ),
-        clock="samples",
-    )
+    step = step_inner(config.inner, config.steps)
+    return gradients(config, step, on_arrival(config, 0, discount=1.0), clock="samples")

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from fedwan.config import Config
 from fedwan.coordinator.server_step import mirror_inner
-from fedwan.fragments import whole
-from fedwan.recipes import MERGES, barrier_policy, codec
+from fedwan.recipes import MERGES, barrier_policy, gradients
 from fedwan.strategy import Strategy
 
 USES = ("codec.*", "site.partition*", *MERGES)
@@ -19,12 +18,5 @@ DEFAULTS = {"h": 1, "checkpoint.every": 50}
 
 def build(config: Config) -> Strategy:
     """The recipe."""
-    return Strategy(
-        contributes="gradient",
-        h=1,
-        fragments=whole,
-        server_step=mirror_inner(config.inner, config.steps),
-        up=codec(config, "up"),
-        down=codec(config, "down"),
-        policy=barrier_policy(config, has_deadline=False),
-    )
+    step = mirror_inner(config.inner, config.steps)
+    return gradients(config, step, barrier_policy(config, has_deadline=False))

@@ -293,24 +293,18 @@ class RewritingLink(WrappedLink):
         return self._inner.upload(header, payload)
 
 
-class PoisoningLink(WrappedLink):
-    """One contribution is not what the site computed: a parameter is not a number."""
+class PoisoningLink(RewritingLink):
+    """Of one contribution a parameter is not a number."""
 
-    def __init__(self, inner: Link, layout: Layout, version: int) -> None:
-        super().__init__(inner)
-        self._layout = layout
-        self._version: int | None = version
+    def __init__(self, inner: Link, version: int) -> None:
+        super().__init__(inner, self._poison)
+        self._version = version
 
-    def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
-        is_contribution = header.kind == wire.UploadHeader.CONTRIBUTION
-        if is_contribution and header.version == self._version:
-            self._version = None
-            state = fp32().decode(payload, self._layout)
-            name = next(n for n, s in self._layout.items() if s.role is Role.PARAMETER)
-            state[name].view(-1)[0] = float("nan")
-            payload = encoded(state, self._layout)
-            header.checksum = payload.checksum
-        return self._inner.upload(header, payload)
+    def _poison(self, header: wire.UploadHeader, _: str, value: Tensor, role: Role) -> Tensor:
+        if header.version == self._version and role is Role.PARAMETER:
+            self._version = -1
+            value = torch.full_like(value, float("nan"))
+        return value
 
 
 def random_state(seed: int, layout: Layout) -> State:
@@ -369,10 +363,4 @@ def other_defaults(dtype: torch.dtype) -> Iterator[None]:
 
 def same_bits(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     """Whether two states have the same names, dtypes, shapes and bits (so NaN equals itself)."""
-    return a.keys() == b.keys() and all(
-        a[n].dtype == b[n].dtype
-        and a[n].shape == b[n].shape
-        and bytes(a[n].contiguous().reshape(-1).view(torch.uint8).numpy())
-        == bytes(b[n].contiguous().reshape(-1).view(torch.uint8).numpy())
-        for n in a
-    )
+    return a.keys() == b.keys() and hash_state(a) == hash_state(b)

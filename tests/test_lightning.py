@@ -122,7 +122,7 @@ def test_a_process_that_is_killed_and_started_again_comes_to_the_same_bits(
 ) -> None:
     whole = trained(tmp_path / "whole", "net", steps=40, val_check_interval=4)
     script = ("-W", "ignore", "-m", "tests.lightning_modules", tmp_path, "net", "plain")
-    served = Served(config_of("net", 40, 2, "threads=1"), tmp_path / "killed", identities)
+    served = Served(config_of("net", 40, 2), tmp_path / "killed", identities)
     with served.serving():
         process = served.start(*script)
         deadline = time.monotonic() + 60

@@ -113,13 +113,6 @@ def test_settings_that_do_not_fit_together_are_refused(words: str, says: str) ->
     assert "\n" not in str(raised.value)
 
 
-def test_what_needs_a_quorum_is_refused_without_one() -> None:
-    config = Config(steps=100, round=RoundConfig(max_staleness=2))
-    assert "needs round.quorum=3; set that" in refusal(diloco, config)
-    config.round.quorum = 3
-    resolved(diloco, config)
-
-
 def test_on_arrival_two_sites_must_be_live_unless_the_user_says_otherwise() -> None:
     for sites, asked, quorum in ((4, 0, 2), (1, 0, 1), (4, 1, 1), (4, 3, 3)):
         config = Config(sites=sites, steps=100, round=RoundConfig(quorum=asked))

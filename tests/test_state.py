@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +10,15 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from fedwan.errors import CheckpointError, DiskFull, UserError
+from fedwan.errors import CheckpointError
 from fedwan.state import (
     Role,
     State,
-    add_prefix,
     hash_state,
     layout_from_json,
     layout_of,
     layout_to_json,
     read_tensors,
-    select_prefix,
     spectral_norms,
     state_of,
     write_tensors,
@@ -80,25 +74,6 @@ def test_state_and_layout_agree_in_name_order_and_share_memory_with_the_modules(
     assert all(layout[n] == (tuple(v.shape), v.dtype, layout[n].role) for n, v in state.items())
     state["z/bias"].fill_(7.0)
     assert networks["z"].bias.tolist() == [7.0] * 3
-
-
-def test_a_tensor_that_two_modules_share_travels_once() -> None:
-    network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    network[1].weight = network[0].weight
-    assert "g/1.weight" not in state_of({"g": network})
-
-
-def test_a_slash_in_a_networks_name_is_refused() -> None:
-    with pytest.raises(UserError, match="'a/b' holds a '/'"):
-        state_of({"a/b": nn.Linear(1, 1)})
-
-
-def test_prefixes_nest_and_do_not_mix() -> None:
-    state = {"g/w": torch.zeros(1)}
-    nested = add_prefix("ema", add_prefix("0", state)) | add_prefix("em", state)
-    assert same_bits(select_prefix("0", select_prefix("ema", nested)), state)
-    assert list(select_prefix("em", nested)) == ["g/w"]
-    assert select_prefix("e", nested) == {}
 
 
 # Layouts on the wire -----------------------------------------------------------------------------
@@ -193,17 +168,7 @@ def test_a_file_gives_back_the_same_bits_and_meta(tmp_path: Path) -> None:
     assert same_bits(dict(sorted(state.items())), make_state()) and read == meta
 
 
-def test_every_truncation_of_a_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_tensors(path, make_state(), {"version": 1})
-    data = path.read_bytes()
-    for length in range(len(data)):
-        path.write_bytes(data[:length])
-        with pytest.raises(CheckpointError, match="cannot be read"):
-            read_tensors(path)
-
-
-def test_any_flipped_bit_of_a_file_is_told(tmp_path: Path) -> None:
+def test_any_flipped_bit_of_a_file_and_a_shorter_one_is_told(tmp_path: Path) -> None:
     path = tmp_path / "state"
     write_tensors(path, {"net/w": torch.arange(6.0), "net/n": torch.tensor(3)}, {"version": 2})
     whole = path.read_bytes()
@@ -213,26 +178,6 @@ def test_any_flipped_bit_of_a_file_is_told(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(CheckpointError):
             read_tensors(path)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 64 KiB."""
-    folder, mount = tmp_path / "disk", shutil.which("mount")
-    folder.mkdir()
-    words = [str(mount), "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if os.geteuid() or mount is None or subprocess.run(words, capture_output=True).returncode:
-        pytest.skip("a file system can be mounted by root alone")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_a_checkpoint_that_a_real_disk_has_no_room_for_leaves_the_one_before(
-    small_disk: Path,
-) -> None:
-    path = small_disk / "checkpoint" / "file"
-    write_tensors(path, make_state(), {"version": 1})
-    with pytest.raises(DiskFull, match=rf"{path.parent} is full .*0\.1 MB free, 0\.4 MB needed"):
-        write_tensors(path, {"big": torch.zeros(100_000)}, {"version": 2})
-    assert list(path.parent.iterdir()) == [path]
-    assert read_tensors(path)[1] == {"version": 1}
+        path.write_bytes(whole[: at // 8])
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            read_tensors(path)

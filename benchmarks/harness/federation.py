@@ -29,6 +29,7 @@ from fedwan.output.journal import JOURNAL, verify
 PATIENCE_S = 300.0
 """A run that does not go on for so long hangs."""
 MARK = "FEDWAN_CHAOS"
+ENV = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 RECIPE = "fedwan.site.recipe"
 """In the words of a site's training processes."""
 IN_NETWORK = (
@@ -59,7 +60,7 @@ class Federation:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=app(),
-                env={**os.environ, "PYTHONPATH": str(ROOT), MARK: self._mark},
+                env={**os.environ, **ENV, MARK: self._mark},
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
 

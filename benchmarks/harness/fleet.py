@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ from fedwan.app import load_run
 from fedwan.config import Config, dump, site_names
 from fedwan.errors import FedwanError
 from fedwan.link import pki
+from fedwan.link.tcp import goodput_mbit
 from fedwan.output.journal import JOURNAL
 
 TIMEOUT_S = 3600.0
@@ -174,8 +176,12 @@ def linked(sites: int, link: WanLink) -> Iterator[tuple[Star | None, str, list[s
         with Star(sites, link) as star:
             yield star, star.emulation, []
     else:
-        words = [f"link.rate_mbit={link.rate_mbit:g}", f"link.rtt_ms={link.rtt_ms:g}"]
-        yield None, "shaped", words + ([f"link.loss={link.loss:g}"] if link.loss else [])
+        rate = goodput_mbit(link.rate_mbit, link.rtt_ms, link.loss)
+        yield (
+            None,
+            "shaped",
+            [f"link.rate_mbit={rate if rate < math.inf else 0:g}", f"link.rtt_ms={link.rtt_ms:g}"],
+        )
 
 
 def half(which: int, is_apart: bool) -> list[str]:
@@ -192,6 +198,7 @@ def run_fleet(
     star: Star | None = None,
     others: Mapping[str, Sequence[object]] | None = None,
     is_apart: bool = False,
+    threads: int = 0,
 ) -> FleetRun:
     """Train a run to its end, all in a folder that is removed afterwards.
 
@@ -202,8 +209,10 @@ def run_fleet(
             for as long as the run lasts, or `ALL_SITES` to their end. No star then.
         is_apart: the coordinator computes on half of the processors and sites on the other one,
             as on machines of their own, where there are four or more.
+        threads: of each process, for torch; 0 leaves it to torch.
     """
     others = others or {}
+    env = {**os.environ, "OMP_NUM_THREADS": str(threads)} if threads else None
     with tempfile.TemporaryDirectory(prefix="fedwan-bench-") as name:
         folder = Path(name)
         host = star.coordinator.address if star else "127.0.0.1"
@@ -217,16 +226,16 @@ def run_fleet(
         honest = [] if ALL_SITES in others else [name for name in names if name not in others]
         places = [star.coordinator, *star.sites] if star else [None] * (1 + len(names))
         command = module("harness.party", folder, COORDINATOR)
-        processes = [Process(COORDINATOR, [*half(0, is_apart), *command], places[0])]
+        processes = [Process(COORDINATOR, [*half(0, is_apart), *command], places[0], env=env)]
         for site, place in zip(honest, places[1:], strict=False):
             command = module("harness.party", folder, site)
             if (num := config.site.processes) > 1:
                 run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num)]
                 command[1:1] = run
-            processes.append(Process(site, [*half(1, is_apart), *command], place))
+            processes.append(Process(site, [*half(1, is_apart), *command], place, env=env))
         for role, (player, *given) in others.items():
             command = module(f"harness.{player}", folder, role, *given)
-            processes.append(Process(role, command, is_service=role != ALL_SITES))
+            processes.append(Process(role, command, is_service=role != ALL_SITES, env=env))
         run_processes(processes, folder, TIMEOUT_S)
         out = folder / "out"
         return FleetRun(

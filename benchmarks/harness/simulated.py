@@ -56,7 +56,7 @@ def run_simulated(
     def take_part(member: Membership) -> None:
         index = names.index(member.name)
         workload = wrap(index, recipe.build(config, "cpu"))
-        shard = wrap_shard(index, open_shard(config.data, index, config.sites, config.seed))
+        shard = wrap_shard(index, open_shard(config.data, index, config.num_sites, config.seed))
         train(member, Group(), workload, shard, networks_of(recipe, config))
 
     absences = {names[1]: Absence(*absence)} if absence else {}
@@ -103,7 +103,7 @@ def showing_average(config: Config, folder: Path) -> Iterator[Workload]:
 
 def evaluate(config: Config, folder: Path, num: int) -> list[dict[str, Any]]:
     """Quality of a run's moving average with `num` sets of samples; two, if nothing is drawn."""
-    held_out = open_shard(config.data, 0, config.sites, config.seed).held_out
+    held_out = open_shard(config.data, 0, config.num_sites, config.seed).held_out
     seeds = [derive_seed(config.seed, "evaluate", index) for index in range(num)]
     with showing_average(config, folder) as workload:
         rows = [workload.evaluate(held_out, seed) for seed in seeds[:2]]

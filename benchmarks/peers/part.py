@@ -99,7 +99,7 @@ class Part:
 def config_of(spec: Spec) -> Config:
     """The run as fedwan's configuration says it; to be called in the app's folder."""
     words = [f"{key}={getattr(spec, key)}" for key in ("workload", "sites", "steps", "seed")]
-    words += ["device=cpu", "threads=1", f"h={spec.h}" if spec.h > 1 else "strategy=sync"]
+    words += ["device=cpu", f"h={spec.h}" if spec.h > 1 else "strategy=sync"]
     return load_run(None, [*words, *spec.words])
 
 
@@ -129,7 +129,7 @@ class Curve:
         """The global weights after so many steps, one outer update later than at the last call."""
         config = self._part.config
         if self._spec.points:
-            samples = (step - self._step) * config.data.batch * config.sites
+            samples = (step - self._step) * config.data.batch * config.num_sites
             update_ema(self._ema, weights, self._layout, samples, config.half_life)
         self.look(step, self._ema, weights)
 

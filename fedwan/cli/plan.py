@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 WITHOUT_WORKLOAD = (
     "params step_s usd_per_gb strategy sites steps h codec.up codec.down stream.fragments "
-    "stream.tau round.quorum round.patience_s link.rate_mbit link.rtt_ms link.loss "
+    "stream.tau round.quorum round.patience_s link.rate_mbit link.rtt_ms "
     "link.congestion link.pace_mbit"
 )
 """Keys that mean something where no workload is given."""
@@ -156,7 +156,7 @@ def _contradictions(
         for key in sorted(named.difference(WITHOUT_WORKLOAD.split())):
             yield f"{key} has no effect on a plan without a CONFIG.yaml; leave it out"
     if link:
-        for key in sorted(named & {"link.rate_mbit", "link.rtt_ms", "link.loss"}):
+        for key in sorted(named & {"link.rate_mbit", "link.rtt_ms"}):
             yield f"{key} has no effect: --link tells; leave one of them out"
     elif not config.link.rate_mbit:
         yield (
@@ -188,8 +188,6 @@ def _ask(
     Without a file the model is as the words say. With one it is the workload's, whose steps are
     timed here, and the codecs: after settings that cannot be are refused.
     """
-    import torch
-
     from fedwan.app import load_workload, num_experts, resolve_workload
     from fedwan.planner.candidates import ALL, NETWORK, Question, candidates, synthetic_layout
     from fedwan.planner.costs import Costs, coding_costs, step_seconds
@@ -206,8 +204,6 @@ def _ask(
     if "strategy" not in named and asked.strategy != ALL and num_experts(asked):
         run, named = asked, named | {"strategy"}  # it trains another model than the others
     run = resolve_workload(run)
-    if run.threads:
-        torch.set_num_threads(run.threads)
     recipe = load_workload(run.workload)
     # What is open builds one network of each kind, as every strategy but `experts` does.
     built = merge(run, {"strategy": Config().strategy}) if run.strategy == ALL else run
@@ -253,7 +249,7 @@ def _link(link: str, identity: Path | None, run: LinkConfig) -> WireLink:
 def _heading(question: Question) -> str:
     count = sum(spec.num_values for spec in question.layout.values())
     up, down = (pipe.bytes_per_s * 8 / 1e6 for pipe in question.link)
-    sites = sites_text(question.config.sites)
+    sites = sites_text(question.config.num_sites)
     return (
         f"{count:,} values, steps of {question.step_s:.3g} s, {sites}; payloads get "
         f"{up:.3g} Mbit/s up and {down:.3g} down, {1e3 * question.link.up.rtt_s:.3g} ms; "

@@ -38,7 +38,7 @@ RunServices = Callable[..., None]
 
 KEYS = (
     "Keys that are always there: workload strategy sites steps h seed data.name data.split "
-    "codec.up codec.down link.rate_mbit link.rtt_ms link.loss out. A wrong key is refused with "
+    "codec.up codec.down link.rate_mbit link.rtt_ms out. A wrong key is refused with "
     "the nearest valid one."
 )
 """Below the help of every command that takes settings."""

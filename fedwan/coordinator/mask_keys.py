@@ -66,7 +66,7 @@ class Masking:
         self.identity: Identity | None = None
         """The coordinator's, by whose authorities keys are vouched for; None within a process."""
         self.epoch = secrets.randbits(63) | 1
-        """Of this start of the coordinator: what is sent anew goes under other masks."""
+        """Of this start: what is sent anew goes under other masks."""
         self.sizes = Sizes([])
         self.present: Unmasking | None = None
         self.asked: dict[tuple[int, int], list[str]] = {}
@@ -145,10 +145,6 @@ class Masking:
     def basis(self, fragment: int, version: int, weights_sha256: str) -> bytes:
         """See `basis_of`."""
         return basis_of(weights_sha256, self.sizes.of(fragment, version))
-
-    def question(self, site: str, fragment: int, version: int) -> wire.Unmask | None:
-        """What a site that asks for an update is asked instead, if anything."""
-        return self.present.question(site, fragment, version) if self.present else None
 
     def hear(self, site: str, answer: wire.Unmasked) -> None:
         """A site's part; a `PayloadError` where it has not signed what it was asked to."""

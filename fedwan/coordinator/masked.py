@@ -165,11 +165,8 @@ def take_masks_off(
 ) -> State:
     """What a closed round's contributions come to, once enough of its sites have given shares.
 
-    The sum is in `folder` before anybody is asked.
-
-    Raises:
-        RunStopped: they have not within `patience_s`.
-        UserError: a site's own shares are false.
+    The sum is in `folder` before anybody is asked. A `RunStopped` if they have not within
+    `patience_s`, a `UserError` if a site's own shares are false.
     """
     masking, began_s = hub.masking, time.monotonic()
     assert masking is not None

@@ -77,17 +77,15 @@ def _status(run: CoordinatedRun) -> dict[str, Any]:
     since = found["since"]
     for row in found["sites"]:
         row |= run.totals.of_site(row["site"])
+    states = {row["site"]: row["state"] for row in found["sites"]}
     absent = [
         (row["site"], row["state"], row["heard"] or since)
         for row in found["sites"]
         if row["site"] in found["waits_for"] and row["state"] in ABSENT
     ]
-    text = (
-        run.hub.stop_text
-        or waiting_text(absent, {row["site"]: row["state"] for row in found["sites"]}, config)
-        or (
-            f"the present round began at {clock_text(since)}; contributions of "
-            f"{', '.join(found['waits_for']) or 'no site'} are still to come"
-        )
+    text = run.hub.stop_text or waiting_text(absent, states, config)
+    text = text or (
+        f"the present round began at {clock_text(since)}; contributions of "
+        f"{', '.join(found['waits_for']) or 'no site'} are still to come"
     )
     return {"is_running": True, "versions": config.steps // max(1, config.h), "text": text, **found}

@@ -61,7 +61,7 @@ class Mergers:
         return take_masks_off(self._hub, round_, weights, merger, self._folder, look, patience_s)
 
     def resume(self, run_id: str, rounds: CoordinatorRounds, model: GlobalModel) -> None:
-        """Go on with the sums that an earlier start may have asked to take the masks off."""
+        """Go on with the sums whose masks an earlier start may have asked sites to take off."""
         self._sums = saved_sums(self._folder, run_id, model.fragments, rounds.versions)
         for fragment in model.fragments:
             self.take_up(rounds, model, fragment)

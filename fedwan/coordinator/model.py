@@ -51,27 +51,21 @@ PREVIOUS = "coordinator.previous.safetensors"
 def newest_whole(folder: Path) -> tuple[Path, str]:
     """The newest checkpoint that is whole, and a complaint about one that is not.
 
-    Raises:
-        CheckpointError: there is none, or none that is whole.
+    A `CheckpointError` if there is none.
     """
     newest, previous = folder / CHECKPOINT, folder / PREVIOUS
     try:
         check_tensors(newest)
     except CheckpointError as error:
-        try:
+        with suppress(CheckpointError):
             check_tensors(previous)
-        except CheckpointError:
-            raise error from None
-        return previous, f"{error}; the one before it takes its place"
+            return previous, f"{error}; the one before it takes its place"
+        raise
     return newest, ""
 
 
 def go_back(folder: Path, version: int) -> None:
-    """Have a run go on from one of the checkpoints that are kept; what came after it is gone.
-
-    Raises:
-        ConfigError: none is of this version.
-    """
+    """Have a run go on from one of the checkpoints that are kept; what came after it is gone."""
     kept: dict[int, Path] = {}
     for path in (folder / PREVIOUS, folder / CHECKPOINT):
         with suppress(CheckpointError):
@@ -180,7 +174,7 @@ class GlobalModel:
     @property
     def version(self) -> int:
         """Whole rounds that every fragment has had."""
-        return self.version_of(self.versions)
+        return rounds_done(self.fragments, self.versions)
 
     def version_of(self, versions: Sequence[int]) -> int:
         """The same of other versions of the fragments."""
@@ -259,10 +253,8 @@ class GlobalModel:
         tensors, meta = read_tensors(path)
         try:
             layout = layout_from_json(meta["layout"])
-            if meta["contributes"] != strategy.contributes:
-                raise ValueError(
-                    f"{meta['contributes']}s, not {strategy.contributes}s, were merged"
-                )
+            if (merged := meta["contributes"]) != strategy.contributes:
+                raise ValueError(f"{merged}s, not {strategy.contributes}s, were merged")
             weights = select_prefix("global", tensors)
             model = cls(weights, layout, strategy, config.half_life)
             ema = select_prefix("ema", tensors)
@@ -270,16 +262,13 @@ class GlobalModel:
             model._server_step.load_state(select_prefix("outer", tensors))
             model._residual = select_prefix("residual", tensors)
             model.versions = [int(v) for v in meta["versions"]]
+            if (num := len(model.versions)) != len(model.fragments):
+                raise ValueError(f"{num} fragments, where it cuts {len(model.fragments)}")
         except (KeyError, TypeError, ValueError, ConfigError) as error:
             raise CheckpointError(
                 f"checkpoint {path} does not fit this run ({error}); "
-                "resume with the strategy and workload that it began with"
+                "resume with the strategy, workload and settings that it began with"
             ) from None
-        if len(model.versions) != len(model.fragments):
-            raise CheckpointError(
-                f"checkpoint {path} has {len(model.versions)} fragments where the strategy has "
-                f"{len(model.fragments)}; resume with the settings that it began with"
-            )
         return model
 
 

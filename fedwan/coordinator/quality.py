@@ -17,7 +17,6 @@ from safetensors import SafetensorError
 
 from fedwan.coordinator.federation import Federation
 from fedwan.coordinator.records import Totals
-from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.limits import Report
 from fedwan.state import State, select_prefix
@@ -66,9 +65,9 @@ class Quality:
         hub = self._hub
         with hub.changed:
             asked = hub.evaluation.choose(hub.live(), hub.rounds.latest)
+            kind, version = wire.CoordinatorSignal.EVALUATE, hub.rounds.version
             for site in asked:
-                version = hub.rounds.version
-                hub.registry.tell(site, wire.CoordinatorSignal.EVALUATE, version=version)
+                hub.registry.tell(site, kind, version=version)
         return asked
 
     def take(self) -> None:
@@ -115,15 +114,16 @@ def find(reports: Mapping[str, Report]) -> Finding:
     sites = tuple(sorted(reports))
     figures = _means([reports[site].figures for site in sites])
     complaint = ""
+    shown = {site: _tensors(reports[site]) for site in sites}
     try:
-        parts = [_moments(reports[site]) for site in sites]
+        parts = [select_prefix("moments", shown[site]) for site in sites]
         if any(parts):  # some evaluate in a way of their own
             figures |= merge_comparisons([unpack_comparisons(part) for part in parts])
     except Exception as error:  # whatever a site sent, the run matters more
         complaint = f"fd is the mean over sites, not that of their data together: {error}"
-    shown = next((site for site in sites if _has_pictures(reports[site])), sites[0])
+    drawn = next((site for site in sites if "generated" in shown[site]), sites[0])
     version = max(report.version for report in reports.values())
-    return Finding(sites, version, figures, reports[shown].samples, complaint)
+    return Finding(sites, version, figures, reports[drawn].samples, complaint)
 
 
 def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -136,16 +136,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _has_pictures(report: Report) -> bool:
+def _tensors(report: Report) -> State:
+    """What a report shows; nothing if it cannot be read."""
     with suppress(SafetensorError):
-        return "generated" in safetensors.torch.load(report.samples)
-    return False
-
-
-def _moments(report: Report) -> State:
-    if not report.samples:
-        return {}
-    try:
-        return select_prefix("moments", safetensors.torch.load(report.samples))
-    except SafetensorError as error:
-        raise PayloadError(f"a report's samples cannot be read ({error})") from None
+        return safetensors.torch.load(report.samples) if report.samples else {}
+    return {}

@@ -122,8 +122,7 @@ class RoundRows:
             key, _ = latest[merge.key.site]
             direction = compared[key.site] if key == merge.key else no_direction()
             rows.append(shared | _row(merge, direction, self._names) | nothing)
-        for row in rows:
-            self._record(row)
+            self._record(rows[-1])
         self._unseen.append(rows)
         if len(self._unseen) == _LOOK_EVERY:
             self.look()
@@ -161,7 +160,7 @@ class VersionLines:
 
     def __init__(self, record: Callable[[dict[str, Any]], None]) -> None:
         self._record = record
-        self._thread = ThreadPoolExecutor(1, "journal")
+        self.thread = ThreadPoolExecutor(1, "journal")
         self._writing: list[Future[None]] = []
 
     def add(
@@ -176,16 +175,12 @@ class VersionLines:
             for row in (*contributions, line):
                 self._record({"kind": "event", "fragment": fragment.index, **row})
 
-        self._writing.append(self._thread.submit(write))
+        self._writing.append(self.thread.submit(write))
 
     def wait(self) -> None:
         """Until the lines are on disk; raises what went wrong."""
         while self._writing:
             self._writing.pop().result()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown()
 
 
 def contribution_row(merge: Merge[Contribution], nominal: int) -> dict[str, Any]:

@@ -24,8 +24,9 @@ that go by network.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -70,12 +71,9 @@ class RobustMerger:
         elif self._rule == "centered_clip":
             merged = self._centered_clip()
         else:
-            merged = self._by_value()
+            merged = {name: value for name, value, _ in self._values()}
         self._contributions = []
         return {name: merged[name] for name in self._layout}
-
-    def _by_value(self) -> State:
-        return {name: value for name, value, _ in self._values()}
 
     def _values(self, is_whole: bool = True) -> Iterator[tuple[str, Tensor, list[Coded]]]:
         """Each tensor merged by value, and as it came; without `is_whole`, parameters are empty."""
@@ -108,16 +106,14 @@ class RobustMerger:
     def _centered_clip(self) -> State:
         """In two passes: the median and distances from it, then the clipped ones are added."""
         merged: State = {}
-        squares: dict[str, Tensor] = {}
+        total: defaultdict[str, Any] = defaultdict(float)
         for name, value, coded in self._values():
             merged[name] = value
             if self._layout[name].role is Role.PARAMETER:
-                network = network_of(name)
-                rows = [each.tensor() for each in coded]
-                squares[network] = squares.get(network, 0.0) + squares_from(value, rows)
+                total[network_of(name)] += squares([each.tensor() for each in coded], value)
         shares = {
-            network: clip_shares(square.sqrt().tolist(), self._bad)
-            for network, square in squares.items()
+            network: clip_shares(square[:, 0].sqrt().tolist(), self._bad)
+            for network, square in total.items()
         }
         for name, coded in self._side_by_side():
             if self._layout[name].role is Role.PARAMETER:
@@ -130,15 +126,13 @@ class RobustMerger:
     def _krum(self) -> State:
         """In two passes: distances of all pairs, then the mean of those that are chosen."""
         merged: State = {}
-        squares: dict[str, Tensor] = {}
+        total: defaultdict[str, Any] = defaultdict(float)
         for name, value, coded in self._values(is_whole=False):
-            if self._layout[name].role is not Role.PARAMETER:
+            if self._layout[name].role is Role.PARAMETER:
+                total[network_of(name)] += squares([each.tensor() for each in coded])
+            else:
                 merged[name] = value
-                continue
-            network = network_of(name)
-            rows = [each.tensor() for each in coded]
-            squares[network] = squares.get(network, 0.0) + squares_between(rows)
-        chosen = {network: krum_choice(square, self._bad) for network, square in squares.items()}
+        chosen = {network: krum_choice(square, self._bad) for network, square in total.items()}
         for name, coded in self._side_by_side():
             if self._layout[name].role is Role.PARAMETER:
                 first, *others = (coded[i] for i in chosen[network_of(name)])
@@ -208,31 +202,18 @@ def middle_of(values: Sequence[Tensor], cut: int, into: Tensor) -> None:
         target[span] = middle_mean(torch.stack([each[span].float() for each in flat]), cut)
 
 
-def squares_from(centre: Tensor, values: Sequence[Tensor]) -> Tensor:
-    """Squared distances from a tensor, fp64 (n,): no fp32 value is too large for it."""
-    total = torch.zeros(len(values), dtype=torch.float64)
-    for rows, middle in _double_rows([*values, centre]):
-        total += (rows - middle).square().sum(1)
-    return total
+def squares(values: Sequence[Tensor], centre: Tensor | None = None) -> Tensor:
+    """Squared distances of all pairs (n, n), or from a centre (n, 1), fp64, a span at a time.
 
-
-def squares_between(values: Sequence[Tensor]) -> Tensor:
-    """Squared distances of all pairs, fp64 (n, n)."""
-    num = len(values)
-    total = torch.zeros(num, num, dtype=torch.float64)
-    for others, last in _double_rows(values):
-        rows = torch.cat([others, last[None]])
-        for i in range(num - 1):
-            total[i, i + 1 :] += (rows[i + 1 :] - rows[i]).square().sum(1)
-    return total + total.T
-
-
-def _double_rows(values: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """All but the last, fp64 (n - 1, span), and the last (span,), a span at a time."""
+    No fp32 value is too large for it.
+    """
     flat = [value.reshape(-1) for value in values]
+    total = torch.zeros(len(flat), len(flat) if centre is None else 1, dtype=torch.float64)
     for span in spans(len(flat[0]), span_values(len(flat[0]), flat[0].device)):
         rows = torch.stack([each[span].double() for each in flat])
-        yield rows[:-1], rows[-1]
+        others = rows if centre is None else centre.reshape(1, -1)[:, span].double()
+        total += torch.cdist(rows, others, compute_mode="donot_use_mm_for_euclid_dist").square()
+    return total
 
 
 def clip_shares(distances: Sequence[float], bad: int) -> list[float]:

@@ -113,11 +113,7 @@ class CoordinatedRun:
     # The story -----------------------------------------------------------------------------
 
     def resume(self) -> tuple[Resumed, str]:
-        """Go on from the checkpoint in the run's folder: where, and a complaint or nothing.
-
-        Raises:
-            CheckpointError: there is none that is whole, or it is not of this run's strategy.
-        """
+        """Go on from the checkpoint in the run's folder: where, and a complaint or nothing."""
         folder = self._folder / "checkpoint"
         meta, complaint = find_checkpoint(folder)
         try:
@@ -151,12 +147,7 @@ class CoordinatedRun:
         return row | {"versions": list(model.versions), "weights": weights}
 
     def train(self, on_agreed: Callable[[Config], None] = lambda _: None) -> GlobalModel:
-        """Train to the last version.
-
-        Raises:
-            UserError: sites do not agree on what they train.
-            RunStopped: too few sites for longer than patience allows; a checkpoint was written.
-        """
+        """Train to the last version; an error that ends the run leaves a checkpoint."""
         try:
             return self._train(on_agreed)
         except (RunStopped, UserError) as error:
@@ -167,7 +158,7 @@ class CoordinatedRun:
             self._await_farewells(FAREWELL_S)
             raise
         finally:
-            self._version_lines.close()
+            self._version_lines.thread.shutdown()
 
     def _train(self, on_agreed: Callable[[Config], None]) -> GlobalModel:
         hub, patience_s = self.hub, self.config.round.patience_s
@@ -334,7 +325,7 @@ class CoordinatedRun:
         self._quality.take()
         heed_stop(self.hub)
 
-    def _absence(self, round_: Round[Contribution]) -> UserError | RunStopped:
+    def _absence(self, round_: Round[Contribution]) -> RunStopped:
         """Why a round will not close."""
         policy = self._strategy.policy
         with self.hub.changed:
@@ -342,21 +333,20 @@ class CoordinatedRun:
             owing = self.hub.rounds.owing(live)
             # One that joined meanwhile has had no time to come round.
             since_s = time.monotonic() - policy.patience_s
-            here = [name for name in owing if name in live and sites[name].joined_s <= since_s]
-            at = [f"{name} at step {sites[name].step}" for name in here]
-            why = {name: f"{name} ({text})" for name, text in self.hub.shut_out.items()}
-            told = ", ".join(why.get(name, name) for name in owing)
-        waited = f"round {round_.version + 1} has waited {policy.patience_s:g} s for "
-        if len(at) == len(owing):
-            return UserError(
-                f"{waited}sites that are connected ({', '.join(at)}): a script that does not come "
-                "back to `site`, or in a loop of its own calls no site.after_step(), has to be "
-                "mended, for a slow one raise round.patience_s; then "
-                "continue with --resume"
+            here = [name for name in live if sites[name].joined_s <= since_s]
+            why = {name: f"connected, at step {sites[name].step}" for name in here}
+            why |= self.hub.shut_out
+            told = [f"{name} ({why[name]})" if name in why else name for name in owing]
+        mend = "bring the sites back"
+        if {*owing} <= {*here}:
+            mend = (
+                "mend a script that does not come back to `site`, or in a loop of its own calls no "
+                "site.after_step(), or raise round.patience_s"
             )
         return RunStopped(
-            f"{waited}{told} and is below its quorum of {policy.quorum}; "
-            "bring the sites back and continue with --resume, or set round.quorum"
+            f"round {round_.version + 1} has waited {policy.patience_s:g} s for {', '.join(told)} "
+            f"and is below its quorum of {policy.quorum}; {mend} and continue with --resume, or "
+            "set round.quorum"
         )
 
     def _await_farewells(self, patience_s: float) -> None:
@@ -415,7 +405,7 @@ class CoordinatedRun:
 
 
 def _untold(strategy: Strategy) -> tuple[str, ...]:
-    """What directions do not tell: of sites' own parameters, or where steps are corrected."""
+    """What directions do not tell."""
     if strategy.share or strategy.up.mask_bits:
         return ("agreement", "backward", "cosines")
     return ("backward",) if strategy.hook and not strategy.overlap.tau else ()

@@ -101,11 +101,10 @@ class _Outer(ServerStep):
         assert new.keys() <= whole.keys(), "an outer transform made state that `init` did not"
         moved = update[name]
         if moved.shape != delta.shape or not math.isfinite(float(moved.sum())):
-            what = f"of shape {tuple(moved.shape)}" if moved.shape != delta.shape else "not finite"
             raise UserError(
-                f"the outer step of {network} made an update of {name!r} that is {what}, of deltas "
-                f"that are {tuple(delta.shape)} and finite; mend its Transform, or lower "
-                f"outer.{network}.lr"
+                f"the outer step of {network} made an update of {name!r} that is not finite, or of "
+                f"shape {tuple(moved.shape)} and not {tuple(delta.shape)}; mend its Transform, or "
+                f"lower outer.{network}.lr"
             )
         whole.update(new)
         return moved
@@ -117,14 +116,14 @@ class _Outer(ServerStep):
         return flat
 
     def load_state(self, state: State) -> None:
-        shapes = {name: value.shape for name, value in self.state().items()}
-        found = {name: value.shape for name, value in state.items()}
-        if found != shapes:
-            odd = min(n for n in {**shapes, **found} if shapes.get(n) != found.get(n))
+        present, saved = (
+            {(n, tuple(v.shape)) for n, v in each.items()} for each in (self.state(), state)
+        )
+        if odd := present ^ saved:
+            name, shape = min(odd)
             raise CheckpointError(
-                f"outer state {odd!r} is {_shape_text(found, odd)} in the checkpoint and "
-                f"{_shape_text(shapes, odd)} in this strategy; "
-                "resume with the strategy and model that the run began with"
+                f"outer state {name!r} of shape {shape} is in the checkpoint or in this strategy "
+                "alone; resume with the strategy and model that the run began with"
             )
         for network in self._state:
             self._state[network] = select_prefix(network, state)
@@ -140,19 +139,15 @@ class _Inner(ServerStep):
         self._inner, self._num_steps, self._run_step = inner, num_steps, 0
         self._stepped = self._to_step()
         self._optimizers: dict[str, torch.optim.Optimizer] = {
-            network: build_optimizer(config, self._params_of(network))
+            network: build_optimizer(config, [self._stepped[n] for n in self._parameters[network]])
             for network, config in inner.items()
         }
-        named = {n: self._stepped[n] for network in inner for n in self._parameters[network]}
-        self._named = NamedOptimizers(named, self._optimizers)
+        self._named = NamedOptimizers(self._stepped, self._optimizers)
 
     def _to_step(self) -> State:
         # Copies: what sites decode may differ from what was stepped, and it is this that moves the
         # global weights.
         return {name: torch.zeros_like(self._model[name]) for name in self._names}
-
-    def _params_of(self, network: str) -> list[Tensor]:
-        return [self._stepped[name] for name in self._parameters[network]]
 
     def _step(self, merged: State, times: int, run_step: int) -> State:
         for name, value in self._stepped.items():
@@ -163,10 +158,11 @@ class _Inner(ServerStep):
     def _optimize(self, gradients: Mapping[str, Coded], run_step: int) -> None:
         set_rates(self._optimizers, self._inner, run_step, self._num_steps)
         for network, optimizer in self._optimizers.items():
-            for name in self._parameters[network]:
-                grad = self._stepped[name].grad = torch.empty_like(self._stepped[name])
-                gradients[name].write_to(grad)
-            clip(self._params_of(network), self._inner[network].clip_norm)
+            params = {name: self._stepped[name] for name in self._parameters[network]}
+            for name, param in params.items():
+                param.grad = torch.empty_like(param)
+                gradients[name].write_to(param.grad)
+            clip(params.values(), self._inner[network].clip_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
@@ -191,10 +187,6 @@ class _Mirror(_Inner):
         for name in update.keys() - self._names:
             update[name].write_to(self._model[name])
         self._optimize(update, self._run_step)
-
-
-def _shape_text(shapes: Mapping[str, torch.Size], name: str) -> str:
-    return f"of shape {tuple(shapes[name])}" if name in shapes else "absent"
 
 
 def _names_by_tensor(state: State, tensors: Iterable[str]) -> dict[str, list[str]]:
@@ -231,9 +223,8 @@ def mirror_inner(
 ) -> Callable[[State, Layout], ServerStep]:
     """The sites' own inner optimisers by network: synchronous data parallel.
 
-    Sites and coordinator step the same optimiser on the same mean gradient, so the coordinator
-    knows the global weights without ever being sent them. Optimiser state costs as much as at a
-    site. `num_steps` are the run's, for learning rates that change.
+    Optimiser state costs as much as at a site; `num_steps` are the run's, for learning rates that
+    change.
     """
     return lambda model, layout: _Mirror(model, layout, inner, num_steps)
 
@@ -243,8 +234,7 @@ def step_inner(
 ) -> Callable[[State, Layout], ServerStep]:
     """Inner optimisers by network, stepped on every merged gradient: a parameter server.
 
-    What is broadcast is the step itself, so that sites need no optimiser. Costs the optimisers'
-    state and one more copy of the parameters. `num_steps` are the run's, for learning rates that
-    change.
+    What is broadcast is the step itself. Costs the optimisers' state and one more copy of the
+    parameters; `num_steps` as in `mirror_inner`.
     """
     return lambda model, layout: _Inner(model, layout, inner, num_steps)

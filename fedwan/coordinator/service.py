@@ -39,7 +39,7 @@ def run_coordinator(
         FedwanError: see the tree; outputs are written as far as they go.
     """
     tune_allocator()
-    torch.set_num_threads(config.threads or min(torch.get_num_threads(), MOST_THREADS))
+    torch.set_num_threads(min(torch.get_num_threads(), MOST_THREADS))
     out = Path(config.out)
     run = CoordinatedRun(
         config,
@@ -61,7 +61,7 @@ def run_coordinator(
             run.hub,
             own,
             *host_and_port(link.listen),
-            num_sites=config.sites,
+            num_sites=config.num_sites,
             num_fragments=config.stream.fragments,
             congestion=link.congestion,
             pace_mbit=link.pace_mbit,

@@ -339,12 +339,10 @@ class Servicer(Federation):
                 status, payload = self.rounds.answer(site, fragment, request.version)
                 if payload is not None:
                     return self._ready(site, fragment, request.version, (), payload)
-                if self.masking and (
-                    asked := self.masking.question(site, fragment, request.version)
-                ):
-                    return Delivery(
-                        wire.DownloadHeader(status=wire.DownloadHeader.UNMASK, unmask=asked), None
-                    )
+                unmasking = self.masking.present if self.masking else None
+                if unmasking and (asked := unmasking.question(site, fragment, request.version)):
+                    status = wire.DownloadHeader.UNMASK
+                    return Delivery(wire.DownloadHeader(status=status, unmask=asked), None)
                 remaining = deadline - time.monotonic()
                 if status != wire.DownloadHeader.NOT_YET or remaining <= 0:
                     break

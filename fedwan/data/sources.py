@@ -132,7 +132,7 @@ def parse_classes(text: str) -> tuple[str, ...]:
 
 def num_labels(config: Config) -> int:
     """Labels that networks are told are 0 … num_labels - 1: those of classes, or of sites."""
-    return config.sites if config.data.labels == "site" else source_of(config.data).num_classes
+    return config.num_sites if config.data.labels == "site" else source_of(config.data).num_classes
 
 
 def data_at_site(config: DataConfig, site: str, own_path: str = "") -> DataConfig:

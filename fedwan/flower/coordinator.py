@@ -8,6 +8,7 @@ forwarder, and reaches SuperLink through the front door with a certificate made 
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import shutil
 import sys
@@ -90,7 +91,7 @@ def coordinating(
 
         go_back(out / "checkpoint", from_version)
     with (
-        closing(FrontDoor(identity, *host_and_port(config.link.door), config.sites)) as door,
+        closing(FrontDoor(identity, *host_and_port(config.link.door), config.num_sites)) as door,
         private_port.listen() as listener,
     ):
         start = Start.begin(config, identity, resume=resume)
@@ -190,7 +191,7 @@ def run_local(
     stop = stop or threading.Event()
     out = Path(config.out)
     # Sites that each take every core would spend their time waiting for one another.
-    config.threads = config.threads or max(1, (cpu_count() or 1) // config.sites)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (cpu_count() or 1) // config.num_sites)))
     folders = [out / "sites" / name for name in site_names(config)]
     # What a start that failed before has left in a new run's folder is nothing to go back to.
     kept = _taken_back(out) if resume else nullcontext()

@@ -145,10 +145,9 @@ class Status:
 
     def exception(self, log: Path) -> FedwanError:
         """The error it ended with, as an object of its own class; `log` holds its traceback."""
-        if self.error not in errors.__all__:
+        if self.error not in errors.TREE:
             return FedwanError(f"{self.error}: {self.text}; the traceback is in {log}")
-        error: FedwanError = getattr(errors, self.error)(self.text)
-        return error
+        return errors.TREE[self.error](self.text)
 
     @classmethod
     def end_orphan(cls, path: Path) -> None:

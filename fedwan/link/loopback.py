@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from queue import SimpleQueue
 from typing import Any
@@ -13,7 +14,6 @@ from fedwan.errors import JoinRefused
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Hub, Link, Signals
 from fedwan.link.buffer import Buffer
-from fedwan.link.tcp import goodput_mbit
 
 CHUNK_BYTES = 1 << 20
 
@@ -81,16 +81,14 @@ class LoopbackLink:
 
 
 class ShapedLink:
-    """Wraps a link; `rate_mbit` is that of each direction (0: no limit), `loss` from 0 to 1.
+    """Wraps a link; `rate_mbit` is that of each direction (0: no limit).
 
     What a call would have taken on the wide area is waited out after it, less what it really took.
     """
 
-    def __init__(
-        self, inner: Link, rate_mbit: float = 0.0, rtt_ms: float = 0.0, loss: float = 0.0
-    ) -> None:
+    def __init__(self, inner: Link, rate_mbit: float = 0.0, rtt_ms: float = 0.0) -> None:
         self._inner = inner
-        self._bytes_per_s = goodput_mbit(rate_mbit, rtt_ms, loss) * 1e6 / 8
+        self._bytes_per_s = (rate_mbit or math.inf) * 1e6 / 8
         self._rtt_s = rtt_ms / 1e3
 
     def __getattr__(self, name: str) -> Any:  # all else of a `Link`

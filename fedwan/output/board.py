@@ -49,7 +49,7 @@ def waiting_text(
         return ""
     who = ", ".join(f"{name} ({ABSENT[state]} since {clock_text(t)})" for name, state, t in absent)
     text = f"waiting for {who}; goes on when {'it is' if len(absent) == 1 else 'all are'} here"
-    if 0 < config.round.quorum <= config.sites - len(absent):
+    if 0 < config.round.quorum <= config.num_sites - len(absent):
         are_gone = all(state == "silent" for _, state, _ in absent)
         after = f"after {config.round.patience_s:g} s of the round at most"
         text += f", without {'once the others have contributed' if are_gone else after}"
@@ -226,7 +226,7 @@ class Board:
         """
         if not (self.payload_bytes and sent) or self.config.strategy == "sync":
             return None
-        sync = 2 * self.config.steps * self.config.sites * self.payload_bytes
+        sync = 2 * self.config.steps * self.config.num_sites * self.payload_bytes
         times, what = max(sync / sent, sent / sync), "more" if sync >= sent else "less"
         return bytes_text(sync), f"{times:,.{0 if times >= 10 else 1}f} times {what}"
 

@@ -150,7 +150,7 @@ def render_board(board: Board, elapsed_s: float) -> RenderableType:
     title = Text.assemble(
         ("fedwan ", "bold cyan"),
         (f"{subject(config)} · {config.strategy}", "bold"),
-        f" · {sites_text(config.sites)} · H = {config.h}",
+        f" · {sites_text(config.num_sites)} · H = {config.h}",
     )
     left = board.remaining_s
     times = f"{duration_text(elapsed_s)} elapsed"

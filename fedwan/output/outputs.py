@@ -85,7 +85,7 @@ class Outputs:
         """
         config = self._config
         title = (
-            f"{subject(config)} · {config.strategy} · {sites_text(config.sites)} · "
+            f"{subject(config)} · {config.strategy} · {sites_text(config.num_sites)} · "
             f"H = {config.h} · seed {config.seed} · version {version}"
         )
         path = self._out / "samples.png"
@@ -121,8 +121,8 @@ class Outputs:
             **{name: getattr(config, name) for name in chosen},
             **{name: getattr(totals, name) for name in summed},
             wall_s=wall_s,
-            compute_s=totals.compute_s / config.sites,
-            wait_s=totals.wait_s / config.sites,
+            compute_s=totals.compute_s / config.num_sites,
+            wait_s=totals.wait_s / config.num_sites,
             utilisation=totals.compute_s / busy_s if busy_s else 0.0,
             rounds=versions,
             staleness=totals.staleness / max(1, totals.contributions),

@@ -74,8 +74,8 @@ def _contents(run: _Run) -> dict[str, Any]:
     return {
         "width": WIDTH,
         "title": f"{subject(config)} · {config.strategy}",
-        "subtitle": f"{sites_text(config.sites)} · H = {config.h} · {config.steps:,} steps per site"
-        f" · seed {config.seed} · {began}",
+        "subtitle": f"{sites_text(config.num_sites)} · H = {config.h} · {config.steps:,} steps "
+        f"per site · seed {config.seed} · {began}",
         "is_done": run.summary is not None,
         "cards": _cards(run),
         "picture": base64.b64encode(picture.read_bytes()).decode() if picture.is_file() else "",

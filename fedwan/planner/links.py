@@ -8,8 +8,7 @@ from typing import NamedTuple
 from fedwan.config import LinkConfig
 from fedwan.link.framing import FAST
 from fedwan.link.measure import Measurement, Way
-from fedwan.link.rpc import num_channels
-from fedwan.link.tcp import MSS_BYTES, flow_mbit
+from fedwan.link.tcp import MSS_BYTES
 
 PACKET_BYTES = 1500
 ACK_BYTES = 52
@@ -70,12 +69,8 @@ def modelled_link(link: LinkConfig) -> WireLink:
     rate, pace = link.rate_mbit or math.inf, link.pace_mbit or math.inf
     mbit = min(rate, pace) * MSS_BYTES / PACKET_BYTES * ACK_SHARE
     if is_bbr:
-        mbit *= 1 - link.loss
         mbit *= 1 - (max(PROBE_S, rtt_s) + rtt_s) / PROBE_EVERY_S
         mbit *= 1.0 if pace < rate else 1 - OVERSHOOT
-    else:
-        channels = num_channels(is_bbr, bool(link.pace_mbit))
-        mbit = min(mbit, channels * flow_mbit("cubic", link.rtt_ms, link.loss))
     pipe = Pipe(max(mbit, 1e-6) * 1e6 / 8, rtt_s, restarts=not is_bbr)
     return WireLink(pipe, pipe)
 

@@ -69,7 +69,7 @@ def predict(chosen: Candidate, question: Question, cache: dict[object, Course]) 
 def _predict(chosen: Candidate, question: Question, cache: dict[object, Course]) -> Prediction:
     strategy, layout, link = chosen.strategy, question.layout, question.link
     course = _course(chosen, question, cache)
-    num_sites = question.config.sites
+    num_sites = question.config.num_sites
     loads = [load_of(strategy, f, question.costs) for f in strategy.fragments(layout)]
     up, down = (total / course.num_steps for total in (course.bytes_up, course.bytes_down))
     utilisation = math.nan
@@ -101,10 +101,10 @@ def _course(chosen: Candidate, question: Question, cache: dict[object, Course]) 
     )
     if key not in cache:
         config = copy.deepcopy(chosen.config)
-        count = min(config.sites, MOST_SITES)
-        costs = replace(question.costs, stands_for=config.sites / count)
-        config.round.quorum = math.ceil(config.round.quorum * count / config.sites)
-        config.sites, config.site_names = count, []
+        count = min(config.num_sites, MOST_SITES)
+        costs = replace(question.costs, stands_for=config.num_sites / count)
+        config.round.quorum = math.ceil(config.round.quorum * count / config.num_sites)
+        config.sites = count
         few = candidate(config, question).strategy
         if few.policy.arrivals_from is not None:  # without a warm-up
             few = few._replace(policy=few.policy._replace(arrivals_from=0))

@@ -136,7 +136,7 @@ class Agreement:
         if site not in self._names:
             return (
                 f"site {site!r} is not in this run, which has {', '.join(self._names)}; "
-                "ask whoever runs it to add it to site_names"
+                "ask whoever runs it to add it to sites"
             )
         if hello.site != site:
             return (

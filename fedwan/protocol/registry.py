@@ -222,7 +222,7 @@ class Registry:
         if name not in self.sites:
             return (
                 f"site {name!r} is not in this run, which has {', '.join(self.sites)}; a new one "
-                "is added to `sites` and `site_names` of the stopped run's file, then --resume"
+                "is added to `sites` of the stopped run's file, then --resume"
             )
         standing = self.sites[name].standing
         if verb == "admit":

@@ -103,12 +103,11 @@ class Outcome:
     @property
     def is_own(self) -> bool:
         """Whether it is an error of fedwan's tree, not the script's."""
-        return self.error in errors.__all__
+        return self.error in errors.TREE
 
     def exception(self) -> FedwanError:
         """An error of fedwan's tree, as an object of its own class."""
-        error: FedwanError = getattr(errors, self.error)(self.text)
-        return error
+        return errors.TREE[self.error](self.text)
 
     @property
     def failure(self) -> str:

@@ -120,7 +120,7 @@ def join(
 def _open(member: Membership, script: Script) -> Site:
     group, config = open_group(), member.config
     load_initial(script.networks, config.init, config.excluded)
-    if config.sites > 1:
+    if config.num_sites > 1:
         seed_all(derive_seed(torch.initial_seed(), config.seed, member.name))
     return Site(member, script, group)
 
@@ -148,13 +148,11 @@ def _member_of(assignment: Assignment) -> Membership:
     _log_to_stderr()
     tune_allocator()
     config = from_json(assignment.config)
-    if config.threads:
-        torch.set_num_threads(config.threads)
     names = site_names(config)
     if assignment.site not in names:
         raise ConfigError(
             f"site {assignment.site!r} is not in this run, which has {', '.join(names)}; "
-            "ask whoever runs it to add it to site_names"
+            "ask whoever runs it to add it to sites"
         )
     identity = Identity.load(Path(assignment.identity))
     if identity.name != assignment.site:
@@ -220,8 +218,8 @@ def _open_link(config: Config, address: str, identity: Identity) -> Link:
         congestion=settings.congestion,
         pace_mbit=settings.pace_mbit,
     )
-    if settings.rate_mbit or settings.rtt_ms or settings.loss:
-        shaped = ShapedLink(link, settings.rate_mbit, settings.rtt_ms, settings.loss)
+    if settings.rate_mbit or settings.rtt_ms:
+        shaped = ShapedLink(link, settings.rate_mbit, settings.rtt_ms)
         link = cast(Link, shaped)
     return link
 

@@ -116,7 +116,7 @@ class Descent(ABC):
         data = self.config.data
         turns = torch.arange(num_generated(self._measured, len(real.x)))
         if data.labels == "site" and not has_own_data(data):
-            return turns % self.config.sites
+            return turns % self.config.num_sites
         return real.y[turns % len(real.y)]
 
     def descend(

@@ -111,19 +111,21 @@ def full_norm(gradient: Tensor) -> Tensor:
 def rate_at(config: InnerConfig, step: int, num_steps: int) -> float:
     """The learning rate of a step of the run, counted from 0; beyond the end, the last step's.
 
-    >>> warm = InnerConfig(lr=1.0, warmup_steps=4, schedule="linear")
+    >>> warm = InnerConfig(lr=1.0, schedule="linear:4")
     >>> [rate_at(warm, step, 8) for step in (0, 1, 3, 4, 6, 7, 9)]
     [0.25, 0.5, 1.0, 1.0, 0.5, 0.25, 0.25]
     """
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    if config.schedule == "constant":
+    kind, _, count = config.schedule.partition(":")
+    warmup = int(count or 0)
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
+    if kind == "constant":
         return config.lr
-    rest = max(1, num_steps - config.warmup_steps)
-    share = min(step - config.warmup_steps, rest - 1) / rest
-    if config.schedule == "linear":
+    rest = max(1, num_steps - warmup)
+    share = min(step - warmup, rest - 1) / rest
+    if kind == "linear":
         return config.lr * (1.0 - share)
-    assert config.schedule == "cosine"
+    assert kind == "cosine"
     return config.lr * 0.5 * (1.0 + math.cos(math.pi * share))
 
 
@@ -135,7 +137,7 @@ def set_rates(
 ) -> None:
     """Set the rates of one step, counted from 0; those that never change are left alone."""
     for network, config in inner.items():
-        if config.warmup_steps or config.schedule != "constant":
+        if config.schedule != "constant":
             for group in optimizers[network].param_groups:
                 group["lr"] = rate_at(config, step, num_steps)
 

@@ -73,7 +73,7 @@ class Weighed(Ungenerative):
 
 
 def weighed_part() -> Part:
-    config = SimpleNamespace(data=SimpleNamespace(batch=8), sites=2, half_life=64.0, seed=0)
+    config = SimpleNamespace(data=SimpleNamespace(batch=8), num_sites=2, half_life=64.0, seed=0)
     workload: Any = Weighed({"net": torch.nn.Linear(2, 2)}, {})
     shard, nothing = SimpleNamespace(held_out=None), SimpleNamespace()
     return Part(config, Stopwatch().watch(workload), shard, nothing, nothing)  # type: ignore[arg-type]

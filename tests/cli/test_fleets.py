@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS, ROUNDS = 160, 8
 """As few as the claims need, since most of a run is the start of its processes."""
-SMALL = ("sites=2", "threads=1", "eval.every=0", f"steps={STEPS}")
+SMALL = ("sites=2", "eval.every=0", f"steps={STEPS}")
 
 
 def start(*words: str) -> subprocess.Popen[str]:
@@ -124,7 +124,7 @@ def test_a_drained_site_ends_with_0_and_an_ejected_one_with_2(
     for site in sites:
         keys = {"site": site, "identity": folder / site, "door": door, "dir": tmp_path / site}
         (tmp_path / f"{site}.yaml").write_text("".join(f"{k}: {v}\n" for k, v in keys.items()))
-    words = ["sites=3", "threads=1", "eval.every=0", "steps=300", "link.rtt_ms=100", f"out={out}"]
+    words = ["sites=3", "eval.every=0", "steps=300", "link.rtt_ms=100", f"out={out}"]
     words += [f"link.door={door}", f"link.listen={listen}"]
     (tmp_path / "run.yaml").write_text("workload: gan\n")
     path, identity = str(tmp_path / "run.yaml"), str(folder / "coordinator")

@@ -47,7 +47,7 @@ def test_help_names_every_command(fedwan: Command) -> None:
         (("launch", "--sites", "0", "python", "x.py"), "sites = 0 is out of range; choose"),
         (
             ("launch", "data.size=32", "steps=9", "python", "x.py"),
-            "data.size = 32 needs a recipe: a script loads its own",
+            "data.size = 32 needs a recipe: a script has its own way",
         ),
         (("sample", "nope", "--out", "x.txt"), "--out x.txt is no PNG file"),
         (("report", "nope"), "'nope' holds no run"),

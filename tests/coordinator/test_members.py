@@ -19,7 +19,6 @@ from fedwan.coordinator.records import Totals
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.errors import ConfigError, SiteDrained, SiteEjected, UserError
 from fedwan.link import wire_pb2 as wire
-from fedwan.output.board import waiting_text
 from tests.cli.conftest import Command
 from tests.cli.conftest import fedwan as fedwan
 from tests.planes import (
@@ -70,12 +69,10 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 @pytest.mark.parametrize(
     ("sent", "expected"),
     [
-        (b"\n", "a request is a JSON object in one line"),
         (b"[" * 20_000 + b"\n", "a request is a JSON object in one line"),
         (b"\xff\xfe\n", "a request is a JSON object in one line"),
         (b"x" * (control.MAX_BYTES + 1), "a request is a JSON object in one line"),
         (b'{"ask": "stop"}\n', "ask = 'stop'; it is status, admit, drain, eject"),
-        (b'{"ask": "drain"}\n', "site 'None' is not in this run, which has s1, s2, s3"),
         (b'{"ask": "drain", "site": {"a": 1}}\n', "is not in this run"),
         (b'{"ask"', "in one line of at most 65536 bytes, sent within 0.2 s"),
     ],
@@ -121,16 +118,6 @@ def test_status_names_who_is_waited_for(desk: Desk) -> None:
     way = "goes on when it is here, or without after `fedwan sites runs/demo drain s3`"
     assert way in found["text"]
     assert [row["state"] for row in found["sites"]] == ["training", "training", "silent"]
-
-
-def test_where_the_last_site_is_silent_draining_it_is_not_advised(desk: Desk) -> None:
-    states = {"s1": "drained", "s2": "ejected", "s3": "silent"}
-    text = waiting_text([("s3", "silent", 0.0)], states, Config())
-    assert "drain" not in text
-    assert "with another after `fedwan sites runs/demo admit s1`, or with another" in text
-    everybody = [(name, "expected", 0.0) for name in states]
-    text = waiting_text(everybody, dict.fromkeys(states, "expected"), Config())
-    assert text.endswith("goes on when all are here")
 
 
 def test_a_contribution_on_its_way_is_merged_and_then_its_site_is_drained(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,16 +100,3 @@ def test_another_site_is_asked_where_one_sends_a_little_now_and_then(opening: Op
         opening.send("s2", NUM_CHUNKS, 0.0)
 
     opening.begin(lambda: opening.send("s1", NUM_CHUNKS, 0.19 * PATIENCE_S, opening.wrong), other)
-
-
-def test_right_weights_are_not_dropped_while_wrong_ones_are_looked_at(opening: Opening) -> None:
-    opening.send("s1", NUM_CHUNKS, 0.0, opening.wrong)
-    receipt = opening.send("s2", NUM_CHUNKS, 0.0)
-    assert receipt.status == wire.Receipt.INCOMPLETE and not receipt.missing
-
-    def again() -> None:
-        while not opening.over.is_set():
-            opening.send("s2", 0, 0.0)
-            time.sleep(0.05)
-
-    opening.begin(again)

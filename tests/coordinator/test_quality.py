@@ -69,13 +69,6 @@ def test_of_own_data_all_are_asked_and_their_data_measured_together() -> None:
     assert finding.sites == ("s1",), "the dead are not waited for"
 
 
-def test_initial_weights_are_measured_by_one_site_unasked() -> None:
-    evaluation = Evaluation(asks_all=True)
-    evaluation.hear("s2", own(0, 1, 9.0))
-    (finding,) = findings(evaluation, ["s1", "s2"])
-    assert (finding.sites, finding.figures["fd"]) == (("s2",), 9.0)
-
-
 SCALARS = {f"moments:{name}": torch.ones(()) for name in ("counts", "means", "covariances")}
 
 

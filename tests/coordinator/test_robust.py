@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedwan.codecs import Codec, Reading, fp32, int4, plain
 from fedwan.coordinator.robust import RobustMerger, Rule, krum_choice
-from fedwan.link.base import Link
 from fedwan.link.buffer import FileBuffer
 from fedwan.state import Layout, Role, State
 from tests.support import (
@@ -135,14 +134,6 @@ def test_one_that_lies_moves_nothing_out_of_the_honest_ones_range(
         assert bool((found >= least).all() and (found <= most).all()), name
 
 
-@every_rule
-def test_two_of_seven_that_conspire_are_borne(rule: Rule) -> None:
-    honest = [contribution(seed) for seed in range(5)]
-    merged = merge([hostile(HUGE), *honest, hostile(HUGE)], rule, bad=2)
-    assert all(float(value.max()) < 1000.0 for value in merged.values())
-    assert int(merged["g/bn.num_batches_tracked"]) <= 102
-
-
 def test_variances_are_total_ones_around_the_robust_mean() -> None:
     layout = {n: s for n, s in LAYOUT.items() if s.role in (Role.MEAN, Role.VARIANCE)}
     states = [{n: torch.full((4,), v) for n in layout} for v in (1.0, 2.0, 3.0, 9.0)]
@@ -161,20 +152,6 @@ def test_fewer_than_the_rule_needs_are_merged_as_their_number_bears(rule: Rule) 
 
 
 @every_rule
-def test_a_merger_begins_anew_and_gives_the_same_bits_again(rule: Rule) -> None:
-    states = [contribution(seed) for seed in range(5)]
-    merger = RobustMerger(LAYOUT, rule, 1)
-    taken: list[State] = []
-    for _ in range(2):
-        for state in states:
-            sample = merger.add(plain(state).items())
-        taken.append(merger.take())
-    assert same_bits(*taken) and list(taken[0]) == list(LAYOUT)
-    expected = torch.cat([states[4]["g/first"].view(-1), states[4]["g/weight"].view(-1)])
-    assert torch.equal(sample["g"], expected)
-
-
-@every_rule
 @pytest.mark.parametrize("codec", [fp32(), int4()], ids=lambda codec: codec.name)
 def test_coded_contributions_in_files_merge_as_decoded_ones(
     rule: Rule, codec: Codec, tmp_path: Path
@@ -186,15 +163,12 @@ def test_coded_contributions_in_files_merge_as_decoded_ones(
         file.write(0, read_all(payload))
         decoded.add(plain(codec.decode(payload, LAYOUT)).items())
         coded.add(Reading(codec, file, LAYOUT))
-    assert same_bits(coded.take(), decoded.take())
+    merged = coded.take()
+    assert same_bits(merged, decoded.take()) and list(merged) == list(LAYOUT)
 
 
-def hostile_link(inner: Link) -> Any:
-    """Every contribution is another than the site computed."""
-    return RewritingLink(inner, lambda header, name, value, role: worse(value, role))
-
-
-def worse(value: Tensor, role: Role) -> Tensor:
+def worse(header: Any, name: str, value: Tensor, role: Role) -> Tensor:
+    """Another value than the site computed."""
     if role is Role.COUNTER:
         return value + 1_000_000
     return value * -1e4 if role is Role.PARAMETER else value + 1e6
@@ -210,7 +184,7 @@ def ran(folder: Path, strategy: str, rule: str, *hostile: str) -> State:
         folder,
         tiny_config(strategy, sites=5, h=h, steps=3 * h, **sections),
         norm=True,
-        wrap=lambda name, link: hostile_link(link) if name in hostile else link,
+        wrap=lambda name, link: RewritingLink(link, worse) if name in hostile else link,  # type: ignore[arg-type,return-value]
     )
     assert len(run.hashes) == 1
     return run.state

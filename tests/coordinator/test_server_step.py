@@ -62,7 +62,7 @@ def test_names_that_end_alike_keep_their_own_state() -> None:
     state = step.state()
     for name, value in random_state(1, layout).items():
         assert torch.equal(state[f"{name.partition('/')[0]}:momentum:{name}"], value)
-    with pytest.raises(CheckpointError, match=r"'a:momentum:a/w' is of shape \(1, 1\) in the ch"):
+    with pytest.raises(CheckpointError, match=r"outer state 'a:momentum:a/w' of shape \(1,\)"):
         step.load_state({name: value[None] for name, value in state.items()})
 
 
@@ -104,26 +104,18 @@ def test_a_model_of_other_networks_is_refused() -> None:
     fewer = {"generator": TRANSFORMS["generator"]}
     with pytest.raises(ConfigError, match="steps generator but .* discriminator, generator"):
         step_outer(fewer)(random_state(0, LAYOUT), LAYOUT)
-    with pytest.raises(ConfigError, match="steps velocity but"):
-        mirror_inner({"velocity": InnerConfig()})(random_state(0, LAYOUT), LAYOUT)
 
 
-@pytest.mark.parametrize(
-    ("made", "says"),
-    [
-        (lambda value: value * math.nan, "that is not finite, of deltas that are"),
-        (lambda value: value[:1], r"that is of shape \(1,.*mend its Transform, or lower outer"),
-    ],
-)
+@pytest.mark.parametrize("made", [lambda value: value * math.nan, lambda value: value[:1]])
 def test_an_outer_step_that_breaks_the_weights_is_refused_before_it_moves_them(
-    made: Callable[[torch.Tensor], torch.Tensor], says: str
+    made: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     model = random_state(0, LAYOUT)
     before = clone(model)
     broken = outer.Transform(
         lambda params: {}, lambda delta, state: ({n: made(v) for n, v in delta.items()}, state)
     )
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match="that is not finite, or of shape"):
         step_outer(broken)(model, LAYOUT).propose(random_state(1, LAYOUT))
     assert same_bits(model, before)
 

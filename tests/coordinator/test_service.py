@@ -117,19 +117,17 @@ def test_nothing_is_left_behind_by_a_run(tmp_path: Path, identities: Path) -> No
         with Wires(identities) as wires:
             run_tiny(folder, tiny_config(h=3, steps=6), wrap=wires.wrap)
 
-    before = set(threading.enumerate())
+    before, ours = set(threading.enumerate()), ("control", "stripe", "data-plane")
 
-    def num_threads() -> int:
-        ours = ("control", "stripe", "data-plane")
-        new = set(threading.enumerate()) - before
-        return sum(thread.name.startswith(ours) for thread in new)
+    def is_quiet() -> bool:
+        return not any(t.name.startswith(ours) for t in {*threading.enumerate()} - before)
 
     once(tmp_path / "warm-up")
-    eventually(lambda: num_threads() == 0)
+    eventually(is_quiet)
     descriptors = len(os.listdir("/proc/self/fd"))
-    for index in range(3):
+    for index in range(2):
         once(tmp_path / str(index))
-    eventually(lambda: num_threads() == 0)
+    eventually(is_quiet)
     # gRPC keeps a few of its own, however many servers there were.
     eventually(lambda: len(os.listdir("/proc/self/fd")) <= descriptors + 2)
 

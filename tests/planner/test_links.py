@@ -12,7 +12,6 @@ import pytest
 from fedwan.config import LinkConfig
 from fedwan.errors import ConfigError
 from fedwan.link.measure import Measurement, Way, read_measurement
-from fedwan.link.tcp import flow_mbit
 from fedwan.planner.links import Pipe, measured_link, modelled_link
 
 
@@ -28,12 +27,6 @@ def test_payloads_never_get_the_whole_rate_and_a_pace_saves_what_bbr_loses_at_th
     assert mbit(**link, pace_mbit=200.0) == plain == mbit(**link | {"congestion": "auto"})
     # A link without limits takes no time.
     assert modelled_link(LinkConfig()).up.transfer_s(1e12, math.inf) == 0.0
-
-
-def test_losses_hold_cubic_back_and_bbr_hardly() -> None:
-    lossy = {"rate_mbit": 200.0, "rtt_ms": 150.0, "loss": 0.001}
-    assert mbit(**lossy, congestion="cubic") == 4 * flow_mbit("cubic", 150.0, 0.001)
-    assert mbit(**lossy, congestion="bbr") > 160
 
 
 def test_a_new_connection_doubles_its_window_in_each_round_trip() -> None:

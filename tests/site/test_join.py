@@ -558,7 +558,7 @@ def leave_early(trainer: Trainer) -> None:
         (grow, "strategy=diloco", "'net/seen' had the shape (2,) when training began and has (4,)"),
         (shrink_late, "strategy=diloco h=1", "'net/seen' had the shape (4,) when training began"),
         (spread, "strategy=diloco", "'net/mask' is an expanded view"),
-        (remember, "strategy=diloco", "keeps 'global' beside the state of its parameters"),
+        (remember, "strategy=diloco", "keeps 'global', which no checkpoint"),
         (reduce_twice, "strategy=sync", "site.reduce() was called twice in one step"),
         (log_many, "strategy=diloco", "site.log(loss=...) got a tensor of shape (3,); give one"),
     ],

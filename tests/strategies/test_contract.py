@@ -18,7 +18,6 @@ from fedwan.simulation import Absence
 from fedwan.state import State
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
-from strategies import eager_diloco
 from tests.support import GAN as TINY_GAN
 from tests.support import run_tiny, spec, tiny_config
 
@@ -76,16 +75,6 @@ def test_a_flows_outer_lr_grows_with_the_number_of_sites_and_a_gans_does_not(
     gentle = OuterConfig(0.5, 0.5)
     assert resolved("diloco", FLOW, sites).outer == {"velocity": OuterConfig(lr, 0.9)}
     assert resolved("diloco", GAN, sites).outer == {"discriminator": gentle, "generator": gentle}
-
-
-def test_eager_updates_know_their_own_part_of_the_outer_step() -> None:
-    config = make_config("eager_diloco", FLOW, sites=4)
-    config.outer["velocity"] = OuterConfig(0.6, 0.9)
-    resolve_strategy(eager_diloco, config, FLOW)
-    strategy = eager_diloco.build(config)
-    assert strategy.overlap.tau == 5
-    (parts,) = strategy.hook.args  # type: ignore[union-attr]
-    assert parts["velocity"] == pytest.approx((0.6 * 1.9 / 4, 0.9))
 
 
 # Training ----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from fedwan import outer
 from fedwan.codecs import fp32, topk2
 from fedwan.config import InnerConfig
 from fedwan.coordinator.server_step import step_outer
-from fedwan.fragments import Fragment, Fragmentation, due_step, often, strided, whole
+from fedwan.fragments import Fragment, due_step, often, strided, whole
 from fedwan.protocol.policy import barrier
 from fedwan.rng import NamedGenerators
 from fedwan.state import State, layout_of, state_of
@@ -126,22 +126,31 @@ OVERLAPS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [*((name, 2) for name in OVERLAPS), ("barrier", 1), ("eager", 1)]
+    ("name", "count", "times"),
+    [*((name, 2, 1) for name in OVERLAPS), ("barrier", 1, 1), ("eager", 1, 1)]
+    + [("barrier", 1, 2), ("barrier", 2, H), ("blend", 2, 3), ("blend to the last step", 2, 2)],
 )
-def test_fragments_and_overlap_follow_the_equations(name: str, count: int, tmp_path: Path) -> None:
-    follow_the_equations(strided(count, H), name, NET, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "times", "count"),
-    [("barrier", 2, 1), ("barrier", H, 2), ("blend", 3, 2), ("blend", H, 1)]
-    + [("blend to the last step", 2, 2), ("blend to the last step", 3, 1)],
-)
-def test_a_network_that_travels_more_often_follows_the_equations(
-    name: str, times: int, count: int, tmp_path: Path
+def test_fragments_overlap_and_networks_that_travel_more_often_follow_the_equations(
+    name: str, count: int, times: int, tmp_path: Path
 ) -> None:
-    cut = often({"discriminator": times}, strided(count, H))
-    follow_the_equations(cut, name, GAN, tmp_path)
+    overlap, eager, cut, net = OVERLAPS[name], name.startswith("eager"), strided(count, H), NET
+    if times > 1:
+        cut, net = often({"discriminator": times}, cut), GAN
+    strategy = Strategy(
+        "delta",
+        H,
+        cut,
+        step_outer({network: outer.nesterov(LR, MOMENTUM) for network in net}),
+        fp32(),
+        fp32(),
+        barrier(SITES),
+        overlap=overlap,
+        hook=partial(LookAhead, {"velocity": OWN}) if eager else None,
+    )
+    ran = run_tiny(tmp_path, tiny_config("diloco", net, sites=SITES, h=H, steps=STEPS), strategy)
+    expected = reference(cut(layout_of(TinyWorkload(net).networks)), overlap, net, eager)
+    torch.testing.assert_close(ran.state, expected, rtol=1e-4, atol=1e-5)
+    assert len(ran.hashes) == 1
 
 
 @pytest.mark.parametrize(("often_by", "momentum"), [(1, 0.0), (3, 0.5)])
@@ -178,27 +187,6 @@ def test_control_variates_follow_the_equations(
             torch.testing.assert_close(total, torch.zeros_like(total), rtol=0, atol=1e-6)
     torch.testing.assert_close(ran.state, sites[0].weights, rtol=1e-4, atol=1e-5)
     assert any(variates[name].abs().max() > 1e-4 for variates in owed for name in variates)
-
-
-def follow_the_equations(
-    cut: Fragmentation, name: str, net: Mapping[str, InnerConfig], folder: Path
-) -> None:
-    overlap, eager = OVERLAPS[name], name.startswith("eager")
-    strategy = Strategy(
-        "delta",
-        H,
-        cut,
-        step_outer({network: outer.nesterov(LR, MOMENTUM) for network in net}),
-        fp32(),
-        fp32(),
-        barrier(SITES),
-        overlap=overlap,
-        hook=partial(LookAhead, {"velocity": OWN}) if eager else None,
-    )
-    ran = run_tiny(folder, tiny_config("diloco", net, sites=SITES, h=H, steps=STEPS), strategy)
-    expected = reference(cut(layout_of(TinyWorkload(net).networks)), overlap, net, eager)
-    torch.testing.assert_close(ran.state, expected, rtol=1e-4, atol=1e-5)
-    assert len(ran.hashes) == 1
 
 
 # Error feedback ----------------------------------------------------------------------------------

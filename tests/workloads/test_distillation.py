@@ -107,9 +107,9 @@ def test_what_is_no_teacher_is_refused_in_one_line(tmp_path: Path) -> None:
     refused(folder(tmp_path / "site", data=site), r"data.labels=site, which knows no classes")
     own = {"velocity": NetworkConfig(exclude=["read.*"])}
     refused(folder(tmp_path / "own", network=own), r"lacks what .*'read.\*'.* the folder of one w")
-    refused(folder(tmp_path / "small"), r"of shape \(8,\), and .* \(16,\); .*copy both", 16)
+    refused(folder(tmp_path / "small"), r"of shape \(8,\), which .* \(16,\).*copy both", 16)
     empty = folder(tmp_path / "empty", {"velocity/other": torch.zeros(1)})
-    refused(empty, r"holds 'other', which the module has not")
+    refused(empty, r"'other' is of shape .* which the module has not")
     few = folder(tmp_path / "few", {"velocity/read.bias": torch.zeros(8)})
     refused(few, r"weight '.*' is missing; copy both files")
     file = few / "checkpoint" / "coordinator.safetensors"

@@ -129,7 +129,7 @@ def test_rates_are_torch_s_own(schedule: str) -> None:
 
 
 def test_a_warm_up_ends_at_the_full_rate_and_other_networks_are_left_alone() -> None:
-    config = InnerConfig(lr=2.0, warmup_steps=4, schedule="cosine")
+    config = InnerConfig(lr=2.0, schedule="cosine:4")
     assert [rate_at(config, step, 20) for step in range(5)] == [0.5, 1.0, 1.5, 2.0, 2.0]
     last = rate_at(config, 19, 20)
     assert 0 < last < 0.05 and rate_at(config, 50, 20) == last

@@ -182,7 +182,7 @@ def test_what_it_does_not_go_with_is_refused(words: str, mend: str) -> None:
 
 
 def run(folder: Path, *words: str, **options: Any) -> SimulatedRun:
-    usual = "sites=2 steps=20 h=5 threads=1 privacy.epsilon=4 data.batch=32 eval.num=20"
+    usual = "sites=2 steps=20 h=5 privacy.epsilon=4 data.batch=32 eval.num=20"
     return simulate(load_run(None, [*words, *usual.split()]), folder, **options)
 
 
@@ -241,7 +241,7 @@ def test_of_data_that_are_a_sites_own_no_figures_of_quality_leave_it(tmp_path: P
     for site in ("s1", "s2"):
         write_folder(tmp_path / site, range(30))
     words = ("data.name=folder", "data.split=own", f"data.path={tmp_path}/{{site}}", "data.size=8")
-    usual = "workload=flow sites=2 steps=10 h=5 threads=1 data.batch=8 model.width=16".split()
+    usual = "workload=flow sites=2 steps=10 h=5 data.batch=8 model.width=16".split()
     usually = {"kind", "version", "step", "site"}
     for own, is_measured in (("privacy.epsilon=4", False), ("seed=0", True)):
         ran = simulate(load_run(None, [*usual, *words, own]), tmp_path / own)

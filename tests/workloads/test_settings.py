@@ -50,9 +50,6 @@ def test_a_setting_whose_condition_does_not_hold_is_refused_with_what_makes_it_h
     config = Config(steps=5, data=DataConfig(labels="site"))
     with pytest.raises(ConfigError, match="data.labels = 'site' needs steps=11; set that, or"):
         resolve_page(page(USES=(needs,)), config)
-    config = Config(steps=100, inner={"generator": InnerConfig(warmup_steps=101)})
-    with pytest.raises(ConfigError, match="more than the run's steps; choose 100 or less"):
-        resolve_page(page(), config)
 
 
 def test_pairs_are_for_who_asks_for_them() -> None:
