@@ -3,7 +3,8 @@
 The only place that imports recipes. It does so by name, so that the library depends on no strategy
 and no workload, and a user's own recipe is as good as ours:
 
-    workload=gan             sites/gan.py of the present folder, or the one that came with fedwan
+    workload=gan             sites/gan.py of the present folder, or the one that came with fedwan;
+                             or what an installed package has under `fedwan.workloads` (entry point)
     workload=package.module  any module that is installed
 
 Every process of a site or a coordinator runs in the folder that its service was started in, so that
@@ -19,6 +20,7 @@ import importlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from fedwan.workloads.base import NetworkKind
 
 _ENTRY_POINTS = frozenset({"server_app", "client_app"})
+_GROUPS = {"sites": "fedwan.workloads", "strategies": "fedwan.strategies"}
 _DOCS = {"sites": "docs/workloads.md", "strategies": "docs/strategies.md"}
 
 
@@ -44,7 +47,7 @@ def app_folders() -> list[Path]:
     The present folder, if it holds `sites/` or `strategies/`, and fedwan's own.
     """
     here, own = Path.cwd(), installed_app()
-    is_app = any((here / folder).is_dir() for folder in _DOCS)
+    is_app = any((here / folder).is_dir() for folder in _GROUPS)
     return [here, own] if is_app and here != own else [own]
 
 
@@ -92,22 +95,29 @@ def _has_experts(strategy: ModuleType) -> bool:
 
 def strategy_names() -> list[str]:
     """The strategies that are found by a plain name, those of users among them, in name order."""
-    return sorted(_pages("strategies"))
+    return _names("strategies")
 
 
 def _load(key: str, name: str, folder: str) -> ModuleType:
     pages, what = _pages(folder), f"{key} = {name!r}"
     if name in pages:
-        module = _import_page(what, name, folder)
+        module = _import_page(what, name, folder, pages[name])
+    elif plugins := entry_points(group=_GROUPS[folder]).select(name=name):
+        module = _import_installed(what, next(iter(plugins)).module)
     elif "." in name and name.replace(".", "").isidentifier():
         module = _import_installed(what, name)
     else:
+        names = _names(folder)
         raise ConfigError(
-            f"{what} is none of {', '.join(sorted(pages))} in {folder}/{nearest(name, pages)}"
+            f"{what} is none of {', '.join(names)} in {folder}/{nearest(name, names)}"
         )
     if not hasattr(module, "build"):
         raise ConfigError(f"{what}: {module.__file__} defines no 'build'; see {_DOCS[folder]}")
     return module
+
+
+def _names(folder: str) -> list[str]:
+    return sorted({*_pages(folder), *entry_points(group=_GROUPS[folder]).names})
 
 
 def _pages(folder: str) -> dict[str, Path]:
@@ -120,7 +130,7 @@ def _pages(folder: str) -> dict[str, Path]:
     return found
 
 
-def _import_page(what: str, name: str, folder: str) -> ModuleType:
+def _import_page(what: str, name: str, folder: str, path: Path) -> ModuleType:
     """The module `folder.name`, from the app folder that provides it.
 
     The package `folder` may be imported already, as from Flower's bundle: its path is extended, so
@@ -134,7 +144,13 @@ def _import_page(what: str, name: str, folder: str) -> ModuleType:
     places = [str(root / folder) for root in roots]
     package.__path__ = [*places, *(place for place in package.__path__ if place not in places)]
     with _told(f"{what} cannot be imported"):
-        return importlib.import_module(f"{folder}.{name}")
+        module = importlib.import_module(f"{folder}.{name}")
+    if Path(module.__file__ or "").resolve() != path.resolve():
+        raise ConfigError(
+            f"{what}: {path} is hidden by {module.__file__}, which was imported before it; "
+            "give it another name"
+        )
+    return module
 
 
 def _import_installed(what: str, module_name: str) -> ModuleType:
@@ -210,6 +226,7 @@ def resolve(config: Config) -> Config:
     from fedwan.uses import fill
 
     if workload is None:
+        faults.tell()
         require_script(strategy, config)
         fill(config, {"data.batch": 1, "eval.every": 200}, {})
         return merge(config)

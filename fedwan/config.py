@@ -32,7 +32,7 @@ from fedwan._config_tree import (
 from fedwan.errors import ConfigError
 from fedwan.files import replace_text
 from fedwan.names import why_unsafe
-from fedwan.uses import Faults, Needs, unmet
+from fedwan.uses import Faults, Needs, effective, unmet
 
 COMMAND = "command"
 """The workload of a training script of the sites' own: its networks are known once it joins."""
@@ -430,8 +430,11 @@ def merge(config: Config, *trees: Mapping[str, Any]) -> Config:
 
 
 def dump(config: Config, path: Path) -> None:
-    """Write a configuration as YAML that `load` reads back exactly; the file is replaced whole."""
-    replace_text(path, OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config))))
+    """Write a configuration as YAML that `load` reads back exactly; the file is replaced whole.
+
+    Without settings that could have no effect, as `data.name` of a script.
+    """
+    replace_text(path, OmegaConf.to_yaml(OmegaConf.create(effective(config, NEEDS))))
 
 
 def to_json(config: Config) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from fedwan._config_tree import value_at
 from fedwan.app import load_workload
-from fedwan.config import COMMAND, Config
+from fedwan.config import COMMAND, Config, host_and_port
 from fedwan.data import check_files
 from fedwan.metrics.network import find_network
 from fedwan.uses import Faults
@@ -17,7 +19,7 @@ from fedwan.uses import Faults
 def preflight(config: Config) -> None:
     """Check what a resolved run needs of this machine, where its sites are as well; in seconds."""
     faults = Faults()
-    for check in (_out, _device):
+    for check in (_out, _device, _ports):
         faults.add(check(config))
     if config.log.wandb != "disabled" and find_spec("wandb") is None:
         faults.add(["wandb is not installed here; pip install 'fedwan[wandb]'"])
@@ -51,3 +53,14 @@ def _device(config: Config) -> Iterator[str]:
             f"site.processes = {config.site.processes} is more than the {num} GPUs of this "
             f"machine; set site.processes={num}"
         )
+
+
+def _ports(config: Config) -> Iterator[str]:
+    for key in ("link.listen", "link.door"):
+        address = value_at(config, key)
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind(host_and_port(address))
+            except OSError as error:
+                yield f"{key} = {address} cannot be listened on ({error.strerror}); set a free port"

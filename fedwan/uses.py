@@ -68,8 +68,9 @@ def fill(
 ) -> None:
     """Fill in, in place and in this order, what was left open.
 
-    `defaults` are values by key, or functions of the configuration; of `outer.*` and `inner.*` of
-    the network's kind as well. `networks` are those that are trained; `model` is the recipe's own.
+    `defaults` are values by key, or functions of the configuration; of a section by network, such
+    as `outer.*`, of the network's kind as well. `networks` are those that are trained, with their
+    kinds; `model` is the recipe's `Model`, as it is unless somebody sets it.
     """
     for key, default in defaults.items():
         section, _, network = key.partition(".")
@@ -88,10 +89,27 @@ def unmet(config: Any, uses: Uses, model: Any = None) -> list[str]:
         f"{key} = {value!r} needs {need.mend if isinstance(need.mend, str) else need.mend(config)}"
         "; set that, or leave it out"
         for need in uses
+        if isinstance(need, Needs)
         for key, value in _given(config, model)
-        if isinstance(need, Needs) and _covers(need.key, key, value)
-        if not need.holds(config, key.split(".")[1] if key.count(".") > 1 else "")
+        if _covers(need.key, key, value) and not need.holds(config, _network(key))
     ]
+
+
+def effective(config: Any, uses: Uses) -> dict[str, Any]:
+    """Settings, nested, but for those that are left open and could have no effect."""
+    tree: dict[str, Any] = {}
+    for key, value in leaves_of(config):
+        if all(
+            need.holds(config, _network(key))
+            for need in uses
+            if isinstance(need, Needs) and fnmatchcase(key, need.key)
+        ):
+            *sections, leaf = key.split(".")
+            section = tree
+            for name in sections:
+                section = section.setdefault(name, {})
+            section[leaf] = value
+    return tree
 
 
 def unused(
@@ -133,3 +151,8 @@ def _open(config: Any, key: str, model: Any) -> Any:
 def _covers(entry: str, key: str, value: Any) -> bool:
     pattern, equals, only = entry.partition("=")
     return fnmatchcase(key, pattern) and (not equals or str(value).partition(":")[0] == only)
+
+
+def _network(key: str) -> str:
+    parts = key.split(".")
+    return parts[1] if len(parts) > 2 else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,23 +94,31 @@ def test_recipes_that_the_present_folder_lacks_come_from_fedwan(root: Path) -> N
 
 @pytest.fixture
 def package(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An installed package with recipes."""
+    """An installed package with recipes, one of them under an entry point."""
     site = root / "site-packages"
-    (site / "my_pkg").mkdir(parents=True)
+    for folder in ("my_pkg", "my_pkg-1.0.dist-info"):
+        (site / folder).mkdir(parents=True)
     (site / "my_pkg" / "__init__.py").touch()
     (site / "my_pkg" / "recipe.py").write_text(WORKLOAD)
     (site / "my_pkg" / "lacking.py").write_text("import does_not_exist")
+    info = site / "my_pkg-1.0.dist-info"
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_pkg\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[fedwan.workloads]\nplugged = my_pkg.recipe\n")
     monkeypatch.syspath_prepend(site)
     yield site / "my_pkg"
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_pkg"]:
         del sys.modules[name]
 
 
-def test_recipes_of_installed_packages_are_found_by_module(package: Path) -> None:
-    assert app.load_workload("my_pkg.recipe").__file__ == str(package / "recipe.py")
+@pytest.mark.parametrize("name", ["my_pkg.recipe", "plugged"])
+def test_recipes_of_installed_packages_are_found_by_module_and_by_entry_point(
+    package: Path, name: str
+) -> None:
+    module = app.load_workload(name)
+    assert module.__file__ == str(package / "recipe.py")
+    config = load_run(f"workload={name}")
     sha256 = hashlib.sha256(WORKLOAD.encode()).hexdigest()
-    found = app.sources(load_run("workload=my_pkg.recipe"))
-    assert found["workload my_pkg.recipe"] == sha256
+    assert app.sources(config)[f"workload {name}"] == sha256
 
 
 @pytest.mark.parametrize(
@@ -149,12 +158,16 @@ def test_what_no_recipe_network_model_or_codec_has_is_refused(
     assert says in refusal(word)
 
 
-def test_resolving_leaves_nothing_open_and_a_word_changes_its_own_setting_alone(root: Path) -> None:
+def test_resolving_leaves_nothing_open(root: Path) -> None:
     config = load_run("sites=2")
     assert config.model == {"width": 16, "gamma": 1.0, "norm": "group"}
     assert (config.h, config.steps, config.data.batch) == (20, 100, 32)
+    assert config.inner["generator"] == InnerConfig(lr=2e-4, beta1=0.0)
     assert config.outer["discriminator"] == OuterConfig(lr=0.5, momentum=0.5)
     assert config.half_life == 100 * 2 * 32 / 10
+
+
+def test_a_word_changes_its_own_setting_and_keeps_the_recipes_others(root: Path) -> None:
     config = load_run("outer.generator.lr=0.3", "inner.generator.lr=1e-3")
     assert config.outer["generator"] == OuterConfig(lr=0.3, momentum=0.5)
     assert config.inner["generator"] == InnerConfig(lr=1e-3, beta1=0.0)
@@ -170,6 +183,19 @@ def test_what_a_run_was_resolved_to_reads_back_exactly(tmp_path: Path) -> None:
     assert app.resolve(config) == config
     dump(config, tmp_path / "config.yaml")
     assert app.load_run(tmp_path / "config.yaml", []) == config
+
+
+def test_a_module_that_hides_a_recipe_is_named(
+    root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path_factory.mktemp("other") / "sites"
+    other.mkdir()
+    (other / "mine.py").write_text(WORKLOAD)
+    (other / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(other.parent)
+    importlib.import_module("sites.mine")
+    with pytest.raises(ConfigError, match="mine.py is hidden by .*/other"):
+        app.load_workload("mine")
 
 
 BARE = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 
@@ -19,13 +20,17 @@ def faults(*words: str) -> list[str]:
 
 
 def test_a_run_that_can_start_has_no_faults(tmp_path: Path) -> None:
-    preflight(load_run(None, [f"out={tmp_path / 'run'}"]))
+    preflight(load_run(None, [f"out={tmp_path / 'run'}", "threads=1"]))
 
 
 def test_all_faults_are_found_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    lines = faults(f"out={tmp_path / 'file' / 'run'}", "data.batch=1000")
-    assert [line.split(" ")[0] for line in lines] == ["out", "data.batch"]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        out, port = tmp_path / "file" / "run", taken.getsockname()[1]
+        lines = faults(f"out={out}", f"link.listen=127.0.0.1:{port}", "data.batch=1000")
+    assert [line.split(" ")[0] for line in lines] == ["out", "link.listen", "data.batch"]
 
 
 def test_a_missing_extra_hides_no_folder_that_is_missing_too(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,14 +15,19 @@ import torch
 from torch import Tensor
 
 import fedwan
+from fedwan import simulation
 from fedwan.app import load_run
 from fedwan.config import InnerConfig
-from fedwan.errors import JoinRefused, RunStopped
+from fedwan.errors import JoinRefused, RunStopped, UserError
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Delivery, Link
 from fedwan.rng import NamedGenerators
+from fedwan.simulation import Absence
+from fedwan.site.place import Place
 from fedwan.site.site import Membership
-from fedwan.state import State, state_of
-from fedwan.workloads.base import keep_local
+from fedwan.state import State, layout_of, state_of
+from fedwan.workloads.base import Batch, keep_local
+from strategies import diloco, local_sgd, sync
 from tests.planes import eventually
 from tests.support import (
     ADAM,
@@ -31,6 +38,7 @@ from tests.support import (
     PoisoningLink,
     TinyWorkload,
     WrappedLink,
+    build_strategy,
     hub_of,
     run_tiny,
     same_bits,
@@ -93,6 +101,21 @@ def test_sync_is_large_batch_training_with_one_optimiser_everywhere(
         assert all(same_bits(fields, other[index]) for other in states[1:])
 
 
+def test_one_site_alone_ends_on_its_own_weights_and_pays_what_coding_owes_once(
+    tmp_path: Path,
+) -> None:
+    inner = {"velocity": SGD}
+    losses = []
+    for up in ("fp32", "topk2", "int2"):
+        config = tiny_config("local_sgd", inner, sites=1, h=2, steps=40, codec={"up": up})
+        ran = run_tiny(tmp_path / up, config)
+        (workload,) = ran.workloads.values()
+        with torch.no_grad():
+            batch = Batch(workload.batches[-1], torch.zeros(BATCH))
+            losses.append(workload.evaluate(batch, 0)["fd"])
+    assert max(losses[1:]) < 2 * losses[0] + 0.1
+
+
 def test_a_site_that_is_late_at_the_end_of_a_run_ends_with_its_weights(tmp_path: Path) -> None:
     rounds = {"quorum": 2, "patience_s": 30.0}
     config = tiny_config("diloco", NET, sites=3, h=2, steps=24, round=rounds)
@@ -109,6 +132,74 @@ def test_a_site_that_is_late_at_the_end_of_a_run_ends_with_its_weights(tmp_path:
 
     ran = run_tiny(tmp_path, config, part=part)
     assert len(ran.hashes) == 1 and len(ran.workloads["s3"].batches) < 24
+
+
+def test_what_is_owed_survives_a_contribution_that_is_too_late_and_an_update_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_over, kept = Place.start_over, []
+
+    def watched(place: Place, refused: bool, held: Any, unpaid: Any) -> None:
+        start_over(place, refused, held, unpaid)
+        for index, (_, owed) in unpaid.items():
+            kept.append((owed, place.residuals.of(place.fragments[index])))
+
+    monkeypatch.setattr(Place, "start_over", watched)
+    rounds = {"quorum": 2, "patience_s": 30.0}
+    codec = {"up": "int2", "down": "fp32"}
+    config = tiny_config("sparse_loco", NET, sites=3, h=2, steps=60, round=rounds, codec=codec)
+
+    others: dict[str, TinyWorkload] = {}
+
+    def part(member: Membership, workload: TinyWorkload) -> str:
+        plain = workload.step
+        if member.name != "s3":
+            others[member.name] = workload
+
+        def step(*args: Any) -> Mapping[str, Tensor]:
+            time.sleep(0.01)
+            if member.name == "s3" and len(workload.batches) == 20:
+                # The others are well ahead, and not at the end.
+                eventually(lambda: min(len(o.batches) for o in others.values()) >= 40, 30.0)
+            return plain(*args)
+
+        workload.step = step  # type: ignore[method-assign]
+        return take_part(member, workload)
+
+    run_tiny(tmp_path, config, part=part)
+    assert kept and all(same_bits(owed, now) for owed, now in kept)
+    assert any(float(value.abs().max()) > 0 for owed, _ in kept for value in owed.values())
+
+
+class BusyLink(WrappedLink):
+    """The coordinator has no copy for this site the first times that it asks for each."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self._told: Counter[int] = Counter()
+
+    def download(self, request: wire.DownloadRequest) -> Delivery:
+        self._told[request.kind] += 1
+        if request.kind != wire.DownloadRequest.UPDATE and self._told[request.kind] < 4:
+            return Delivery(wire.DownloadHeader(status=wire.DownloadHeader.NOT_YET), None)
+        return self._inner.download(request)
+
+
+def test_a_site_that_comes_back_waits_for_its_copy_of_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulation, "STANDSTILL_S", 0.3)
+    config = tiny_config("sync", NET, sites=2, h=1, round={"quorum": 1, "patience_s": 30.0})
+    absent, links = {"s2": Absence(1 / 4, 1 / 2)}, []
+
+    def wrap(site: str, link: Link) -> Link:
+        links.append(BusyLink(link) if site == "s2" else link)
+        return links[-1]
+
+    ran = run_tiny(tmp_path, config, absences=absent, wrap=wrap)
+    assert len(ran.hashes) == 1 and ran.result.totals.rejoins == 1
+    told = links[-1]._told
+    assert told[wire.DownloadRequest.GLOBAL] >= 4 and told[wire.DownloadRequest.OUTER] >= 4
 
 
 # What all parties end on -------------------------------------------------------------------------
@@ -128,6 +219,33 @@ def test_the_order_of_arrival_does_not_change_a_bit(name: str, h: int, tmp_path:
     assert len(hashes) == 1
 
 
+def test_h_counts_steps_and_rounds_count_versions(tmp_path: Path) -> None:
+    ran = run_tiny(tmp_path, tiny_config(h=4, steps=12))
+    assert ran.result.model.versions == [3] and ran.result.totals.contributions == 6
+    assert [(r["version"], r["site"], r["step"], r["samples"]) for r in ran.rounds()] == [
+        (version, site, 4 * version, 4 * BATCH) for version in (1, 2, 3) for site in ("s1", "s2")
+    ]
+
+
+@pytest.mark.parametrize(("recipe", "h"), [(diloco, 2), (local_sgd, 4), (sync, 1)])
+def test_batch_norm_statistics_stay_sound(recipe: ModuleType, h: int, tmp_path: Path) -> None:
+    name = recipe.__name__.rpartition(".")[2]
+    ran = run_tiny(tmp_path, tiny_config(name, sites=3, h=h), norm=True)
+    for state in (ran.state, ran.result.model.ema):
+        assert bool((state["velocity/norm.running_var"] > 0).all())
+        assert int(state["velocity/norm.num_batches_tracked"]) == 8
+    assert all(same_bits(weights(workload), ran.state) for workload in ran.workloads.values())
+
+
+def test_diloco_at_20_steps_sends_at_most_a_19th_of_what_sync_sends(tmp_path: Path) -> None:
+    totals = [
+        run_tiny(tmp_path / name, tiny_config(name, h=h, steps=200)).result.totals
+        for name, h in (("diloco", 20), ("sync", 1))
+    ]
+    diloco, sync = (t.bytes_up + t.bytes_down for t in totals)
+    assert sync >= 19 * diloco
+
+
 # Faults ------------------------------------------------------------------------------------------
 
 
@@ -135,10 +253,11 @@ def test_the_order_of_arrival_does_not_change_a_bit(name: str, h: int, tmp_path:
 def test_a_contribution_that_is_not_finite_is_refused_and_the_run_goes_on(
     name: str, h: int, tmp_path: Path
 ) -> None:
+    layout = layout_of(TinyWorkload(NET).networks)
     ran = run_tiny(
         tmp_path,
         tiny_config(name, h=h),
-        wrap=lambda name, link: PoisoningLink(link, 1) if name == "s2" else link,
+        wrap=lambda name, link: PoisoningLink(link, layout, 1) if name == "s2" else link,
     )
     totals = ran.result.totals
     assert (totals.rejected, totals.contributions) == (1, 16 // h)
@@ -170,6 +289,16 @@ def test_a_site_whose_gradients_come_too_late_goes_on_with_the_others_weights(
     assert all(same_bits(states[0][index], states[1][index]) for index in states[0])
 
 
+def test_a_refused_contribution_leaves_the_global_weights_as_they_were(tmp_path: Path) -> None:
+    """The site tries again from the same weights: only its data have moved on."""
+    layout, config = layout_of(TinyWorkload(NET).networks), tiny_config(sites=1, steps=4)
+    poisoned = run_tiny(tmp_path / "a", config, wrap=lambda _, k: PoisoningLink(k, layout, 1))
+    clean = run_tiny(tmp_path / "b", config)
+    assert poisoned.rounds()[0]["norms"] == clean.rounds()[0]["norms"]
+    assert len(poisoned.workloads["s1"].batches) == len(clean.workloads["s1"].batches) + 2
+    assert len(poisoned.hashes) == 1
+
+
 def test_a_workloads_own_error_ends_the_simulation_and_is_the_one_that_is_raised(
     tmp_path: Path,
 ) -> None:
@@ -183,6 +312,15 @@ def test_a_workloads_own_error_ends_the_simulation_and_is_the_one_that_is_raised
     with pytest.raises(ZeroDivisionError, match="a bug in the workload"):
         run_tiny(tmp_path, tiny_config("sync", h=1), make=lambda: Broken(NET))
     assert time.monotonic() - began < 10
+
+
+def test_a_coordinators_own_error_is_the_one_that_is_raised(tmp_path: Path) -> None:
+    def broken(model: State, layout: object) -> Any:
+        raise ZeroDivisionError("a bug in the strategy")
+
+    strategy = build_strategy(diloco, NET, sites=2, h=2)._replace(server_step=broken)
+    with pytest.raises(ZeroDivisionError, match="a bug in the strategy"):
+        run_tiny(tmp_path, tiny_config(), strategy)
 
 
 # Agreement ---------------------------------------------------------------------------------------
@@ -203,8 +341,18 @@ def test_a_site_that_differs_from_the_majority_is_refused_and_the_others_go_on(
     ran = run_tiny(tmp_path, config, part=part)
     assert {row["site"] for row in ran.rounds()} == {"s1", "s3"} and len(ran.hashes) == 1
     (text,) = refused
-    assert ", the run's " in text and "site s2: its initial weights hash to " in text
+    assert ", the run's to " in text and "site s2: its initial weights hash to " in text
     assert "\n" not in text and "seed" in text
+
+
+def test_of_two_sites_that_differ_nobody_decides_and_one_line_names_both(tmp_path: Path) -> None:
+    def part(member: Membership, workload: TinyWorkload) -> None:
+        take_part(member, TinyWorkload(NET, seed=2) if member.name == "s2" else workload)
+
+    with pytest.raises((UserError, JoinRefused), match="differs from") as raised:
+        run_tiny(tmp_path, tiny_config(), part=part)
+    text = str(raised.value)
+    assert "s1" in text and "s2" in text and "initial weights hash to" in text and "\n" not in text
 
 
 def test_a_run_that_too_few_sites_come_to_stops_and_says_who_is_missing(tmp_path: Path) -> None:

@@ -325,7 +325,7 @@ class CoordinatedRun:
         self._quality.take()
         heed_stop(self.hub)
 
-    def _absence(self, round_: Round[Contribution]) -> RunStopped:
+    def _absence(self, round_: Round[Contribution]) -> UserError | RunStopped:
         """Why a round will not close."""
         policy = self._strategy.policy
         with self.hub.changed:
@@ -337,13 +337,13 @@ class CoordinatedRun:
             why = {name: f"connected, at step {sites[name].step}" for name in here}
             why |= self.hub.shut_out
             told = [f"{name} ({why[name]})" if name in why else name for name in owing]
-        mend = "bring the sites back"
+        kind, mend = RunStopped, "bring the sites back"
         if {*owing} <= {*here}:
-            mend = (
+            kind, mend = UserError, (
                 "mend a script that does not come back to `site`, or in a loop of its own calls no "
                 "site.after_step(), or raise round.patience_s"
             )
-        return RunStopped(
+        return kind(
             f"round {round_.version + 1} has waited {policy.patience_s:g} s for {', '.join(told)} "
             f"and is below its quorum of {policy.quorum}; {mend} and continue with --resume, or "
             "set round.quorum"

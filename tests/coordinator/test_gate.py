@@ -14,7 +14,7 @@ from fedwan.config import Config
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
 from fedwan.state import Role
-from tests.support import Ran, RewritingLink, run_tiny, tiny_config
+from tests.support import Ran, RewritingLink, killed_after, run_tiny, tiny_config
 
 ODD = "s3"
 
@@ -88,6 +88,16 @@ def test_a_hostile_site_does_not_end_the_run_of_a_quorum(tmp_path: Path) -> None
     assert run.result.totals.rejected >= 3
     late = {row["site"] for row in run.rounds() if row["version"] > 7}
     assert late == {"s1", "s2", "s4"}
+
+
+def test_a_coordinator_that_was_killed_refuses_what_it_would_have_refused(tmp_path: Path) -> None:
+    config = four_sites(checkpoint={"every": 1})
+    with killed_after(5):
+        run_tiny(tmp_path, config, norm=True)
+    run = ran(tmp_path, config, lambda link: GrowingLink(link, range(5, 6)), resume=True)
+    (text,) = run.events("rejected")
+    assert text.startswith(f"contribution of {ODD} refused: velocity's norm ")
+    assert run.result.model.versions == [12]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from Crypto.Protocol.SecretSharing import Shamir
 from fedwan.config import Config
 from fedwan.coordinator.mask_keys import Masking
 from fedwan.coordinator.masked import MaskedMerger, _put_together
-from fedwan.errors import ConfigError, PayloadError
+from fedwan.errors import ConfigError, PayloadError, UserError
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.tls import Identity
@@ -22,7 +22,7 @@ from fedwan.protocol.unmasking import hash_of
 from fedwan.simulation import Absence
 from fedwan.site.masker import Masker
 from tests.planes import Wires, layout_of_size
-from tests.support import DyingLink, Stopped, run_tiny, tiny_config
+from tests.support import NET, DyingLink, Stopped, run_tiny, tiny_config
 
 
 def config_of(strategy: str = "diloco", **sections: Any) -> Config:
@@ -192,6 +192,11 @@ def test_masks_go_where_contributions_are_added_up(
         config_of(strategy, **sections)
     with pytest.raises(ConfigError, match="sites = 2; set sites=3"):
         tiny_config("diloco", sites=2, codec={"up": "masked4"})
+
+
+def test_running_statistics_are_no_sum(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="running statistics.* use networks without batch norm"):
+        run_tiny(tmp_path, config_of(inner=NET), norm=True)
 
 
 @pytest.mark.parametrize("num", [5, 20])

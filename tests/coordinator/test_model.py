@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from fedwan.codecs import Codec, bf16, fp32
@@ -95,21 +96,60 @@ def test_global_weights_are_what_sites_decode(codec: Codec) -> None:
     assert hash_state(site) == hash_state(model.state)
 
 
+def test_parameters_are_kept_in_fp32_whatever_the_sites_have() -> None:
+    layout = {"generator/w": spec((2,), dtype=torch.bfloat16)}
+    initial = {"generator/w": torch.ones(2, dtype=torch.bfloat16)}
+    strategy = build_strategy(diloco, {"generator": ADAM}, sites=2, h=1)
+    model = GlobalModel(initial, layout, strategy, HALF_LIFE)
+    model.commit(model.fragments[0], {"generator/w": torch.full((2,), 1e-3)}, samples=1)
+    assert model.state["generator/w"].dtype == torch.float32
+    assert 0 < float(1 - model.state["generator/w"][0]) < 1e-2  # bf16 would have lost it
+
+
 # Snapshots ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", [Kinds.GLOBAL, Kinds.EMA])
-def test_a_snapshot_does_not_change_while_training_goes_on_and_is_copied_once(what: Any) -> None:
+def test_a_snapshot_does_not_change_while_training_goes_on(what: Any) -> None:
     model = make_model(strategy_of("diloco"))
     advance(model, range(1, 3))
     payload, version = model.snapshot(what)
-    average, expected = model.ema, hash_state(model.state if what == Kinds.GLOBAL else model.ema)
+    kept = model.state if what == Kinds.GLOBAL else model.ema
+    expected = hash_state(kept)
     advance(model, range(3, 6))
-    assert (model.ema is average) == (what == Kinds.GLOBAL)
-    assert (hash_state(fp32().decode(payload, LAYOUT)), version) == (expected, (2,))
+    decoded = fp32().decode(payload, LAYOUT)
+    assert (hash_state(decoded), version) == (expected, (2,))
+
+
+def test_of_two_that_read_the_average_one_may_end_and_it_is_copied_once_for_both() -> None:
+    model = make_model(strategy_of("diloco"))
+    first, second = (model.snapshot(Kinds.EMA)[0] for _ in "ab")
+    expected = hash_state(model.ema)
+    del second
     average = model.ema
-    advance(model, range(6, 8))
-    assert model.ema is average
+    advance(model, range(3))
+    assert hash_state(fp32().decode(first, LAYOUT)) == expected
+    kept = model.ema
+    advance(model, range(3, 5))
+    assert model.ema is kept is not average
+
+
+def test_the_average_goes_on_from_where_a_snapshot_was_taken() -> None:
+    watched, plain = (make_model(strategy_of("diloco")) for _ in "ab")
+    held = []
+    for seed in range(1, 6):
+        held.append(watched.snapshot(Kinds.EMA))
+        advance(watched, range(seed, seed + 1))
+        advance(plain, range(seed, seed + 1))
+    assert same_bits(watched.ema, plain.ema)
+
+
+def test_the_outer_snapshot_is_the_optimisers_state() -> None:
+    model = make_model(strategy_of("sync"))
+    advance(model, range(1, 3))
+    payload, version = model.snapshot(Kinds.OUTER)
+    flat = safetensors.torch.load(bytes(payload.read(0, payload.num_bytes)))
+    assert version == (2,) and float(flat["generator:step|generator/w"]) == 2.0
 
 
 # Checkpoints -------------------------------------------------------------------------------------
@@ -142,28 +182,35 @@ def test_the_hashes_of_the_last_two_versions_are_known(tmp_path: Path) -> None:
     assert [model.hash_at([version]) for version in (1, 2, 3)] == expected
 
 
-def test_what_cannot_be_gone_on_from_is_refused_in_one_line(tmp_path: Path) -> None:
-    present = strategy_of("diloco")
-    with pytest.raises(CheckpointError, match=r"no checkpoint at .*without --resume"):
+@pytest.mark.parametrize("name", ["diloco", "sync"])
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        ("local_sgd", "does not fit|outer state .* absent|optimiser state"),
+        ("another workload", "resume with the strategy and workload|optimiser state"),
+        ("two fragments", "1 fragments where the strategy has 2"),
+        ("nothing", "no checkpoint at .*without --resume"),
+    ],
+)
+def test_what_cannot_be_gone_on_from_is_refused_in_one_line(
+    name: str, other: str, expected: str, tmp_path: Path
+) -> None:
+    present = strategy_of(name)
+    model = make_model(present)
+    if other == "local_sgd":
+        model = make_model(strategy_of(other))
+    elif other == "another workload":
+        layout = {"velocity/w": spec((3,))}
+        strategy = build_strategy(RECIPES[name], {"velocity": ADAM}, sites=2, h=1)
+        model = GlobalModel({"velocity/w": torch.zeros(3)}, layout, strategy, HALF_LIFE)
+    elif other == "two fragments":
+        present = present._replace(fragments=strided(2, 1))
+    if other != "nothing":
+        model.commit(model.fragments[0], {n: v + 1.0 for n, v in model.state.items()}, samples=1)
+        model.save(tmp_path, {})
+    with pytest.raises(CheckpointError, match=expected) as raised:
         GlobalModel.load(tmp_path, present, CONFIG)
-    model = make_model(strategy_of("local_sgd"))
-    advance(model, range(1))
-    model.save(tmp_path, {})
-    for other, says in (
-        (strategy_of("sync"), "does not fit this run .*deltas, not gradients, were merged"),
-        (present, "outer state .* is in the checkpoint or in this strategy alone"),
-        (
-            build_strategy(diloco, {"velocity": ADAM}, sites=2, h=1),
-            "resume with the strategy",
-        ),
-        (
-            strategy_of("local_sgd")._replace(fragments=strided(2, 1)),
-            "1 fragments, where",
-        ),
-    ):
-        with pytest.raises(CheckpointError, match=says) as raised:
-            GlobalModel.load(tmp_path, other, CONFIG)
-        assert "\n" not in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 # The moving average -------------------------------------------------------------------------------
