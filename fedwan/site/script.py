@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from fedwan.config import COMMAND, Config
 from fedwan.errors import UserError
@@ -86,9 +85,3 @@ def check_optimizers(
                     f"optimizers[{name!r}] is not the one that {what}: {text}; make them agree "
                     f"(inner.{network}.*), or take another strategy, as strategy=local_sgd h=1"
                 )
-    for name, part in script.state.items() if does_step else ():
-        if isinstance(part, LRScheduler) or getattr(part, "is_enabled", bool)():
-            raise UserError(
-                f"state[{name!r}] is a {type(part).__name__}, which the coordinator, that "
-                f"steps as well, knows nothing of; take it out, or strategy=local_sgd h=1"
-            )
