@@ -90,10 +90,10 @@ def join(
     """
     sys.excepthook = end_in_a_line
     for what, given in (("networks", networks), ("optimizers", optimizers)):
-        if not isinstance(given, Mapping):
+        if not isinstance(given, Mapping) or not given:
             raise UserError(
-                f"fedwan.join got {what} as a {type(given).__name__}; give them by name, as in "
-                f'{what}={{"net": …}}'
+                f"fedwan.join got no {what} by name, but a {type(given).__name__}; give at least "
+                f'one, as in {what}={{"net": …}}'
             )
     if odd := [name for name in networks if not re.fullmatch(r"[\w-]+", name)]:
         raise UserError(
@@ -106,8 +106,8 @@ def join(
         for name, value in (state or {}).items():
             if not isinstance(value, Stateful):
                 raise UserError(
-                    f"state[{name!r}] = {str(value)[:60]} has no state_dict and load_state_dict; "
-                    "give an object that has both, such as a scheduler or a fedwan.data.Loader"
+                    f"state[{name!r}] is a {type(value).__name__}, which has no state_dict and "
+                    "load_state_dict; give an object with both, such as a scheduler"
                 )
         script = Script(modules, optimizers, trained, state or {}, steps, evaluate, sample)
         member = given_membership()
@@ -240,9 +240,6 @@ def _trained(
     networks: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
 ) -> Sequence[str]:
     """Names of the networks that some optimiser steps."""
-    if not networks or not optimizers:
-        what = "networks" if not networks else "optimizers"
-        raise UserError(f"fedwan.join got no {what}; give at least one by name, as in {what}={{…}}")
     held = {id(p) for o in optimizers.values() for group in o.param_groups for p in group["params"]}
     trained = [n for n, m in networks.items() if any(id(p) in held for p in m.parameters())]
     if not trained:

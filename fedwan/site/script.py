@@ -16,10 +16,7 @@ from fedwan.site.quality import Evaluate, Sample
 from fedwan.workloads.base import NetworkKind
 from fedwan.workloads.optim import difference
 
-NOT_JOINED = (
-    "the loop runs over a site that has not joined; write `with fedwan.join(...) as site:` around "
-    "it"
-)
+NOT_JOINED = "the loop is over no joined site; write `with fedwan.join(...) as site:` around it"
 LEFT_EARLY = (
     "the script left its loop at step {0.step} of {0.num_steps}, before the run was over; iterate "
     "over `site` to its end"
@@ -50,20 +47,15 @@ class Script:
 
 
 def scalars(losses: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
-    """Losses as tensors of one value; a `UserError` of what is none."""
+    """Losses as tensors of one value, (); a `UserError` of what is none."""
     found = {}
     for name, value in losses.items():
         try:
-            found[name] = torch.as_tensor(value).detach()
+            found[name] = torch.as_tensor(value).detach().reshape(())
         except (TypeError, ValueError, RuntimeError):
             raise UserError(
                 f"site.log({name}={str(value)[:40]!r}) is no number; give one, such as loss.mean()"
             ) from None
-        if found[name].numel() != 1:
-            raise UserError(
-                f"site.log({name}=...) got a tensor of shape {tuple(found[name].shape)}; give one "
-                "number, such as its mean()"
-            )
     return found
 
 

@@ -209,9 +209,8 @@ class Site:
 
         Tensors stay where they are, so that no GPU is waited for.
         """
-        values = scalars(losses)
         # Copies, in a type whose sum stays exact: the script's own may be written to.
-        copies = {n: v.reshape(()).to(torch.float32, copy=True) for n, v in values.items()}
+        copies = {n: v.to(torch.float32, copy=True) for n, v in scalars(losses).items()}
         self.meter.add_losses(copies)
 
     def after_step(self) -> None:

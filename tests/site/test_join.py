@@ -249,14 +249,14 @@ def refused(folder: Path, train: Callable[[Trainer], object], *words: str) -> st
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"evaluate": lambda seed: 0.5}, "evaluate returned float, not figures by name; return"),
-        (
-            {"evaluate": lambda seed: {"fd": torch.ones(2)}},
-            "evaluate returned a Tensor of shape (2,) as 'fd'; give each figure as a number",
-        ),
-        ({"evaluate": lambda seed: {"fd": "low"}}, "evaluate returned a str as 'fd'; give each"),
+        ({"evaluate": lambda seed: 0.5}, "evaluate returned a float; return numbers by name"),
+        ({"evaluate": lambda seed: {"fd": torch.ones(2)}}, "evaluate returned a Tensor as 'fd'"),
+        ({"evaluate": lambda seed: {"fd": "low"}}, "evaluate returned a str as 'fd'; return"),
         ({"evaluate": lambda seed: {"fd": seed.fd}}, "evaluate failed: AttributeError: 'int' obj"),
-        ({"sample": lambda num, seed: [num]}, "sample(1, 0) returned [1]; return one tensor of"),
+        (
+            {"sample": lambda num, seed: [num]},
+            "sample(1, 0) returned a list of shape (); return one",
+        ),
         ({"sample": lambda n, seed: torch.ones(n, 8, 8)}, "of shape (1, 8, 8); return one tensor"),
         ({"sample": lambda num, seed: 1 / 0}, "sample failed: ZeroDivisionError: division by zero"),
     ],
@@ -291,7 +291,7 @@ def test_data_that_end_are_told_alone_and_in_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("networks", "told"),
     [
-        (lambda net: [net], "fedwan.join got networks as a list; give them by name, as in net"),
+        (lambda net: [net], "fedwan.join got no networks by name, but a list; give at least one"),
         (lambda net: {"my.net": net}, "networks has the name 'my.net', of which no setting can be"),
     ],
 )
@@ -385,11 +385,11 @@ class Odd:
 def test_what_cannot_be_joined_is_refused_in_one_line(tmp_path: Path) -> None:
     stranger = torch.optim.SGD(network().parameters())
     for options, text in (
-        ({"networks": {}}, "got no networks; give at least one"),
-        ({"optimizers": {}}, "got no optimizers; give at least one"),
+        ({"networks": {}}, "got no networks by name, but a dict; give"),
+        ({"optimizers": {}}, "got no optimizers by name, but a dict; give"),
         ({"optimizers": {"net": stranger}}, "no optimiser holds a parameter of net"),
         ({"kinds": {"nett": "regression"}}, "kinds['nett'] = 'regression': trained are net"),
-        ({"state": {"loader": 3}}, "state['loader'] = 3 has no state_dict and load_state_dict"),
+        ({"state": {"loader": 3}}, "state['loader'] is a int, which has no state_dict"),
         ({"kinds": {"net": "regresion"}}, "kinds are adversarial and regression"),
     ):
         assert text in refused(tmp_path, lambda trainer, o=options: trainer.join(**o))  # type: ignore[misc]
@@ -555,7 +555,7 @@ def leave_early(trainer: Trainer) -> None:
         (spread, "strategy=diloco", "'net/mask' lies on meta or is an expanded view"),
         (remember, "strategy=diloco", "keeps 'global' beside the state of its parameters"),
         (reduce_twice, "strategy=sync", "site.reduce() was called twice in one step"),
-        (log_many, "strategy=diloco", "site.log(loss=...) got a tensor of shape (3,); give one"),
+        (log_many, "strategy=diloco", "site.log(loss='tensor([0., 0., 0.])') is no number"),
     ],
 )
 def test_a_script_that_goes_wrong_is_told_so(
