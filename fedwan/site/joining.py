@@ -12,11 +12,11 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -102,7 +102,7 @@ def join(
         )
     modules = {name: _unwrapped(module) for name, module in networks.items()}
     try:
-        trained = _kinds(_trained(modules, optimizers), kinds)
+        trained = _trained(modules, optimizers, kinds or {})
         for name, value in (state or {}).items():
             if not isinstance(value, Stateful):
                 raise UserError(
@@ -110,19 +110,16 @@ def join(
                     "load_state_dict; give an object with both, such as a scheduler"
                 )
         script = Script(modules, optimizers, trained, state or {}, steps, evaluate, sample)
-        member = given_membership()
-        return Alone(script) if member is None else _open(member, script)
+        if (member := given_membership()) is None:
+            return Alone(script)
+        group, config = open_group(), member.config
+        load_initial(modules, config.init, config.excluded)
+        if config.sites > 1:
+            seed_all(derive_seed(torch.initial_seed(), config.seed, member.name))
+        return Site(member, script, group)
     except Exception as error:
         Outcome.leave(error, 0)
         raise
-
-
-def _open(member: Membership, script: Script) -> Site:
-    group, config = open_group(), member.config
-    load_initial(script.networks, config.init, config.excluded)
-    if config.sites > 1:
-        seed_all(derive_seed(torch.initial_seed(), config.seed, member.name))
-    return Site(member, script, group)
 
 
 def given_membership() -> Membership | None:
@@ -221,8 +218,7 @@ def _open_link(config: Config, address: str, identity: Identity) -> Link:
         pace_mbit=settings.pace_mbit,
     )
     if settings.rate_mbit or settings.rtt_ms or settings.loss:
-        shaped = ShapedLink(link, settings.rate_mbit, settings.rtt_ms, settings.loss)
-        link = cast(Link, shaped)
+        link = ShapedLink(link, settings.rate_mbit, settings.rtt_ms, settings.loss)
     return link
 
 
@@ -237,9 +233,11 @@ def _unwrapped(module: nn.Module) -> nn.Module:
 
 
 def _trained(
-    networks: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
-) -> Sequence[str]:
-    """Names of the networks that some optimiser steps."""
+    networks: Mapping[str, nn.Module],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    kinds: Mapping[str, NetworkKind],
+) -> dict[str, NetworkKind]:
+    """Kinds of the networks that some optimiser steps."""
     held = {id(p) for o in optimizers.values() for group in o.param_groups for p in group["params"]}
     trained = [n for n, m in networks.items() if any(id(p) in held for p in m.parameters())]
     if not trained:
@@ -247,17 +245,11 @@ def _trained(
             f"no optimiser holds a parameter of {', '.join(networks)}; build optimisers from the "
             "networks' parameters(), after they were wrapped or sharded"
         )
-    return trained
-
-
-def _kinds(
-    trained: Sequence[str], given: Mapping[str, NetworkKind] | None
-) -> dict[str, NetworkKind]:
-    default = KINDS[0] if len(trained) > 1 else KINDS[1]
-    for name, kind in (given or {}).items():
+    for name, kind in kinds.items():
         if name not in trained or kind not in KINDS:
             raise UserError(
                 f"kinds[{name!r}] = {kind!r}: trained are {', '.join(trained)}, kinds are "
                 f"{' and '.join(KINDS)}{nearest(name, trained) if name not in trained else ''}"
             )
-    return {name: (given or {}).get(name, default) for name in sorted(trained)}
+    default = KINDS[0] if len(trained) > 1 else KINDS[1]
+    return {name: kinds.get(name, default) for name in sorted(trained)}
