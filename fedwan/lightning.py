@@ -78,7 +78,6 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         self._steps: Iterator[int] = iter(())
         self._hooks: list[Any] = []
         self._stepped: set[int] = set()
-        self._logged: dict[str, Tensor] = {}
         self._is_due = False
         """Whether a step is complete that the site does not know of yet."""
         self._is_reduced = False
@@ -143,26 +142,18 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
             self._site.reduce()
             self._is_reduced = self._site.strategy.contributes == "gradient"
 
-    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        """What was logged between batches, as validation does, is not of this one."""
-        if self._site is not None:
-            self._logged = dict(trainer.callback_metrics)
-
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Count optimisers that have stepped; end the step when all have."""
         if self._site is None:
             return
-        self._log(self._site, dict(trainer.callback_metrics))
+        metrics = trainer.callback_metrics
+        # What Lightning calls by three names, as it is logged by step and epoch, by one.
+        forks = {f"{name}_{each}" for name in metrics for each in ("step", "epoch")}
+        self._site.log(**{n: v for n, v in metrics.items() if n not in forks and v.numel() == 1})
         if len(self._stepped) == len(trainer.optimizers):
             self._stepped, self._is_due = set(), True
         if not trainer.is_last_batch and not _validates(trainer):
             self._end_step(trainer)
-
-    def _log(self, site: Site, metrics: dict[str, Tensor]) -> None:
-        """Pass on what was logged in this batch; what Lightning calls by two names, by one."""
-        fresh = {n: v for n, v in metrics.items() if v is not self._logged.get(n)}
-        twice = {f"{name}_step" for name in fresh}
-        site.log(**{name: value for name, value in fresh.items() if name not in twice})
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """End a step that validation followed, so that no successor validates again."""
