@@ -231,7 +231,10 @@ class Exchange:
         fragment, version, place = flight.part, flight.version, self._place
         replica, has_gradients = self._replica, place.has_gradients
         taken = replica.gradients(fragment) if has_gradients else replica.delta(fragment)
-        residual, weights = self._residual(fragment), place.weights_sha256(fragment)
+        # What the encoder must add: nothing where the delta holds it.
+        is_held = self._strategy.owes == "weights"
+        residual = State() if is_held else self._residuals.of(fragment)
+        weights = place.weights_sha256(fragment)
         payload, owed, bundle = None, State(), None
         if self._group.rank == 0:
             up, bundle = place.seal(fragment, version, weights)
@@ -273,7 +276,7 @@ class Exchange:
         layout, index = flight.part.layout, flight.fragment.index
         up, bundle = self._place.seal(flight.part, flight.version, weights)
         asked = self._ask(flight.fragment, flight.version + 1)
-        residual = self._residual(flight.fragment)
+        residual = self._residuals.of(flight.fragment)
         growing = up.grow(layout)  # each tensor leaves as soon as it is coded
 
         def encode() -> State:
@@ -318,10 +321,6 @@ class Exchange:
                 self._place.checkpoints.drop(version + 1)
                 raise _Astray
         self._residuals.settle(fragment, version + 1, owed)
-
-    def _residual(self, fragment: Fragment) -> State:
-        """What the encoder must add: nothing where the delta holds it."""
-        return {} if self._strategy.owes == "weights" else self._residuals.of(fragment)
 
     # Landing -------------------------------------------------------------------------------
 
