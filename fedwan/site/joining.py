@@ -126,23 +126,14 @@ def given_membership() -> Membership | None:
     """What this script was started for; None alone."""
     if (member := _membership.get()) is not None:
         return member
-    assignment = Assignment.given()
-    return None if assignment is None else _member_of(assignment)
-
-
-@contextlib.contextmanager
-def as_member(member: Membership) -> Iterator[None]:
-    """`join` finds this membership in this thread, for as long as the context lasts."""
-    token = _membership.set(member)
-    try:
-        yield
-    finally:
-        _membership.reset(token)
-
-
-def _member_of(assignment: Assignment) -> Membership:
+    if (assignment := Assignment.given()) is None:
+        return None
     end_with(assignment.parent)
-    _log_to_stderr()
+    if not (logger := logging.getLogger("fedwan")).hasHandlers():  # a script has set up none
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
     tune_allocator()
     config = from_json(assignment.config)
     if config.threads:
@@ -174,6 +165,16 @@ def _member_of(assignment: Assignment) -> Membership:
     )
 
 
+@contextlib.contextmanager
+def as_member(member: Membership) -> Iterator[None]:
+    """`join` finds this membership in this thread, for as long as the context lasts."""
+    token = _membership.set(member)
+    try:
+        yield
+    finally:
+        _membership.reset(token)
+
+
 def end_in_a_line(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
@@ -186,16 +187,6 @@ def end_in_a_line(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(error.exit_code)
-
-
-def _log_to_stderr() -> None:
-    """Say what the engine does in the site's log, where a script has set up no logging."""
-    logger = logging.getLogger("fedwan")
-    if not logger.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
 
 
 def choose_device(name: str) -> torch.device:

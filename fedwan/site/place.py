@@ -299,7 +299,9 @@ class Place:
         outer: State | None = None
         kept = checkpoints.versions()
         newest = max(kept, default=0)
-        self.is_behind = self._is_behind(versions, newest)
+        can_repeat = self.strategy.repeats(len(self.fragments))
+        is_over = bool(versions) and self.reached(versions) >= self.num_steps
+        self.is_behind = can_repeat and not is_over and list(versions) == [newest + 1]
         if self.is_behind and not newest:
             versions = [0]  # whose weights it holds
         if is_begun := any(versions):
@@ -367,11 +369,6 @@ class Place:
                 return held
         # A process begins with the weights of version 0.
         return 0 if least <= 0 else None
-
-    def _is_behind(self, versions: Sequence[int], newest: int) -> bool:
-        is_over = bool(versions) and self.reached(versions) >= self.num_steps
-        can_repeat = self.strategy.repeats(len(self.fragments)) and not is_over
-        return can_repeat and list(versions) == [newest + 1]
 
     def _stand_before(self, header: wire.DownloadHeader, version: int) -> tuple[int, bool]:
         """Take over all that a predecessor had when its contribution to a version could leave."""

