@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedwan.config import InnerConfig
+from fedwan.config import COMMAND, Config, InnerConfig
 from fedwan.errors import UserError
+from fedwan.optim_state import NamedOptimizers
+from fedwan.site.script import Script
 from fedwan.state import network_of
-from fedwan.workloads.optim import clip, rate_at
+from fedwan.workloads.optim import clip, difference, rate_at
 
 
 class StepOrder:
@@ -99,3 +101,23 @@ class StepOrder:
 def _mark(parameter: Tensor) -> tuple[int, int] | None:
     grad = parameter.grad
     return None if grad is None else (id(grad), grad._version)
+
+
+def check_optimizers(
+    script: Script, config: Config, held: NamedOptimizers, *, does_step: bool
+) -> None:
+    """Refuse those of a script whose steps or moments others take to be what settings say.
+
+    `held` are the optimisers with the networks' names; `does_step`: the coordinator steps as well.
+    """
+    if config.workload != COMMAND:
+        return
+    for network, inner in config.inner.items():
+        for name in held.of_network(network):
+            text = difference(inner, script.optimizers[name])
+            if text and (does_step or inner.state == "average"):
+                what = "the coordinator steps as well" if does_step else "sites' moments merge"
+                raise UserError(
+                    f"optimizers[{name!r}] is not the one that {what}: {text}; make them agree "
+                    f"(inner.{network}.*), or take another strategy, as strategy=local_sgd h=1"
+                )

@@ -22,6 +22,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.limits import MOST_FIGURES
 from fedwan.rng import derive_seed, lent_generators
 from fedwan.site.replica import Replica
+from fedwan.site.script import Evaluate, Sample, Script
 from fedwan.site.stub import CoordinatorStub
 from fedwan.state import State, add_prefix
 
@@ -32,32 +33,19 @@ NUM_SAMPLES = 64
 MOST_SHOWN_BYTES = 12 << 20
 """Of generated samples, and of real ones, that are sent."""
 
-Evaluate = Callable[[int], Mapping[str, Any]]
-"""Gets a seed; figures of the weights at hand, JSON-ready. Under `moments` and `real`, tensors:
-see `fedwan.metrics.distances`, and real samples that may be shown."""
-Sample = Callable[[int, int], Tensor]
-"""Gets a number and a seed; samples of the weights at hand that may be shown, (num, …)."""
-
 
 class Quality:
     """Measures by a script's `evaluate` and `sample`, or says that there is neither."""
 
     def __init__(
-        self,
-        config: Config,
-        replica: Replica,
-        stub: CoordinatorStub,
-        site: str,
-        device: torch.device,
-        evaluate: Evaluate | None,
-        sample: Sample | None,
+        self, config: Config, replica: Replica, stub: CoordinatorStub, site: str, script: Script
     ) -> None:
-        self._replica, self._stub, self._device = replica, stub, device
-        self._evaluate, self._sample, self._seed = evaluate, sample, config.seed
+        self._replica, self._stub, self._seed = replica, stub, config.seed
+        self._evaluate, self._sample = script.evaluate, script.sample
         # Sites that measure together do so on different samples.
         self._has_own = config.data.split == "own"
         self._draws = derive_seed(config.seed, site) if self._has_own else config.seed
-        self._is_none = evaluate is None and sample is None
+        self._is_none = script.evaluate is None and script.sample is None
         self._num_samples = 0  # in the picture, once the size of one is known
 
     def answer(self, version: int) -> None:
@@ -76,7 +64,7 @@ class Quality:
                 self._stub.report(version, "{}", b"")
             return
         began = time.monotonic()
-        gpus = [self._device] if self._device.type == "cuda" else []
+        gpus = [d for d in (self._replica.device,) if d.type == "cuda"]
         figures, tensors, shown = dict[str, Any](), dict[str, Any](), State()
         with self._replica.showing(weights), torch.no_grad(), lent_generators(gpus):
             if self._evaluate is not None:

@@ -40,19 +40,11 @@ from fedwan.site.exchange import Exchange
 from fedwan.site.group import Group
 from fedwan.site.masker import Masker
 from fedwan.site.meter import Meter, Work
-from fedwan.site.order import StepOrder
+from fedwan.site.order import StepOrder, check_optimizers
 from fedwan.site.place import Place
 from fedwan.site.quality import Quality
 from fedwan.site.replica import Replica
-from fedwan.site.script import (
-    DATA_ENDED,
-    LEFT_EARLY,
-    NOT_JOINED,
-    PAST_END,
-    Script,
-    check_optimizers,
-    scalars,
-)
+from fedwan.site.script import DATA_ENDED, LEFT_EARLY, NOT_JOINED, PAST_END, Script, scalars
 from fedwan.site.stub import CoordinatorStub
 from fedwan.state import layout_to_json
 from fedwan.strategy import SiteHook, Strategy
@@ -136,8 +128,7 @@ class Site:
         number = site_names(config).index(self.name)
         self._place = Place(strategy, number, self.num_steps, *parts, self._masker)
         self._exchange = Exchange(self._place, self._listen)
-        own = (self.name, member.device, script.evaluate, script.sample)
-        self._quality = Quality(config, replica, self._stub, *own)
+        self._quality = Quality(config, replica, self._stub, self.name, script)
         self._order = StepOrder(
             script.optimizers if does_step and config.workload == COMMAND else {},
             replica.inner.params,

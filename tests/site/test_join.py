@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -19,12 +18,12 @@ from fedwan.coordinator.model import GlobalModel
 from fedwan.errors import UserError
 from fedwan.link import wire_pb2 as wire
 from fedwan.simulation import Absence, simulate
-from fedwan.site import alone
+from fedwan.site import alone, quality
 from fedwan.site.alone import Alone
 from fedwan.site.site import Site
 from fedwan.state import State, hash_state
 from tests.site.support import Batches, asked, network
-from tests.support import WrappedLink, same_bits
+from tests.support import same_bits
 
 STEPS = 12
 PLAIN = {  # outer steps that take the mean of one site's weights for the new ones
@@ -209,8 +208,8 @@ def test_of_many_figures_the_first_are_taken(tmp_path: Path) -> None:
         tmp_path,
         train=lambda _: loop(Trainer("sgd"), evaluate=lambda seed: figures),
     )
-    quality = ran.totals.quality
-    assert quality["fd"] == 1.0 and "fd_of_class_62" in quality and "fd_of_class_63" not in quality
+    found = ran.totals.quality
+    assert found["fd"] == 1.0 and "fd_of_class_62" in found and "fd_of_class_63" not in found
 
 
 class InOneProcess(nn.parallel.DistributedDataParallel):
@@ -627,33 +626,10 @@ def test_a_frozen_network_does_not_move_while_quality_is_measured(tmp_path: Path
     ids=str,
 )
 def test_of_large_samples_as_many_are_shown_as_a_message_has_room_for(
-    shape: tuple[int, ...], num: int, dtype: torch.dtype, tmp_path: Path
+    shape: tuple[int, ...], num: int, dtype: torch.dtype
 ) -> None:
-    told: list[State] = []
-    asked_for: list[int] = []
-
-    def sample(count: int, seed: int) -> Tensor:
-        asked_for.append(count)
-        return torch.ones(()).expand(count, *shape)
-
-    class Listening(WrappedLink):
-        def report(self, report: wire.QualityReport) -> None:
-            told.append(safetensors.torch.load(report.samples))
-            self._inner.report(report)
-
-    def evaluate(seed: int) -> dict[str, Any]:
-        return {"fd": 1.0, "real": torch.zeros(()).expand(70, *shape)}
-
-    ran = simulate(
-        asked("steps=4", *PLAIN["local_sgd"].split()),
-        tmp_path,
-        train=lambda _: loop(Trainer("sgd"), evaluate=evaluate, sample=sample),
-        wrap=lambda _, link: Listening(link),
-    )
-    before, shown = told
-    assert before.keys() == shown.keys()
-    assert ran.totals.quality["fd"] == 1.0  # else the report was refused
-    assert asked_for == [1, max(1, num), max(1, num)]
+    made = torch.ones(()).expand(70, *shape)
+    shown = quality._fitting({"generated": made, "real": made})
     found = [(*value.shape, value.dtype) for value in shown.values()]
     assert found == [(num, *shape, dtype)] * (2 if num else 0)
 
