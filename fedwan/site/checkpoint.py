@@ -348,15 +348,14 @@ def pack(what: str, value: object) -> Tensor:
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
+        buffer.seek(0)
+        if foreign := torch.serialization.get_unsafe_globals_in_checkpoint(buffer):
+            raise TypeError(f"it holds {', '.join(sorted(foreign))}")
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise UserError(f"{what} cannot be kept in a checkpoint: {error}") from None
-    buffer.seek(0)
-    foreign = torch.serialization.get_unsafe_globals_in_checkpoint(buffer)
-    if foreign:
         raise UserError(
-            f"{what}.state_dict() holds {', '.join(sorted(foreign))}, which a checkpoint does not "
-            "keep; have it return tensors, numbers, text, lists and dicts alone"
-        )
+            f"{what} cannot be kept in a checkpoint: {error}; have its state_dict() return "
+            "tensors, numbers, text, lists and dicts alone"
+        ) from None
     return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
 
 

@@ -94,10 +94,7 @@ class Group:
         header, num_bytes = self.lead(head)
         if num_bytes is None:
             return Delivery(header, None)
-        payload: Source = Buffer(num_bytes)
-        if self.rank == 0:
-            assert had[0].payload is not None
-            payload = had[0].payload
+        payload: Source = (had[0].payload if had else None) or Buffer(num_bytes)
         if num_bytes:
             block = np.frombuffer(payload.read(0, num_bytes), np.uint8)
             sent = block if block.flags.writeable else block.copy()

@@ -399,7 +399,7 @@ NO_REDUCE = in_loop(lambda trainer, site: trainer.step())
         (
             lambda trainer: loop(trainer, state={"odd": Odd()}),
             "strategy=diloco",
-            "state['odd'].state_dict() holds",
+            "state['odd'] cannot be kept in a checkpoint: it holds",
         ),
         (leave_early, "strategy=diloco", "left its loop at step 2 of 8"),
         (NO_REDUCE, "strategy=sync", "an optimiser has stepped before it; call every backward()"),
