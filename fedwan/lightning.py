@@ -6,14 +6,13 @@
 Loaders, loggers, callbacks, schedulers and validation stay the user's. Where nobody started the
 script for a run, the callback does nothing.
 
-Of Lightning two private names are used: `fit_loop._data_fetcher`, to go on in mid-epoch, and
-`epoch_loop._should_check_val_fx`, to know whether validation follows a batch.
+Of Lightning three private names are used: `_checkpoint_connector` and `fit_loop._data_fetcher`, to
+go on in mid-epoch, and `epoch_loop._should_check_val_fx`, to know whether validation follows.
 """
 
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -49,9 +48,8 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
     are trained in turn make one step together. When the run is over, so is the fit.
 
     A script that is started again goes on where it was killed: position in the data, loops,
-    schedulers, loss scale and the state of other callbacks come from the site's checkpoint. A
-    StatefulDataLoader finds its place by itself; of any other loader the epoch's batches are read
-    again, in the order that global generators or one of the loader's own gave them.
+    schedulers, loss scale and the state of other callbacks come from the site's checkpoint, as from
+    one of Lightning's: a StatefulDataLoader finds its place, any other loader begins anew.
 
     Args:
         kinds: by network `adversarial` or `regression`, as for `fedwan.join`.
@@ -80,7 +78,6 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         self._steps: Iterator[int] = iter(())
         self._hooks: list[Any] = []
         self._stepped: set[int] = set()
-        self._logged: dict[str, Tensor] = {}
         self._is_due = False
         """Whether a step is complete that the site does not know of yet."""
         self._is_reduced = False
@@ -145,26 +142,18 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
             self._site.reduce()
             self._is_reduced = self._site.strategy.contributes == "gradient"
 
-    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        """What was logged between batches, as validation does, is not of this one."""
-        if self._site is not None:
-            self._logged = dict(trainer.callback_metrics)
-
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Count optimisers that have stepped; end the step when all have."""
         if self._site is None:
             return
-        self._log(self._site, dict(trainer.callback_metrics))
+        metrics = trainer.callback_metrics
+        # What Lightning calls by three names, as it is logged by step and epoch, by one.
+        forks = {f"{name}_{each}" for name in metrics for each in ("step", "epoch")}
+        self._site.log(**{n: v for n, v in metrics.items() if n not in forks and v.numel() == 1})
         if len(self._stepped) == len(trainer.optimizers):
             self._stepped, self._is_due = set(), True
         if not trainer.is_last_batch and not _validates(trainer):
             self._end_step(trainer)
-
-    def _log(self, site: Site, metrics: dict[str, Tensor]) -> None:
-        """Pass on what was logged in this batch; what Lightning calls by two names, by one."""
-        fresh = {n: v for n, v in metrics.items() if v is not self._logged.get(n)}
-        twice = {f"{name}_step" for name in fresh}
-        site.log(**{name: value for name, value in fresh.items() if name not in twice})
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """End a step that validation followed, so that no successor validates again."""
@@ -206,140 +195,70 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
 
 
 class _Position:
-    """Where a fit stands, beside its weights and optimisers: `Stateful`."""
+    """Where a fit stands beside its weights, as Lightning's own checkpoints have it: `Stateful`."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._loaded: dict[str, Any] | None = None
-        self._fit_random = random_state()
-        """What loaders may be made with, and the first epoch's order drawn with."""
-        self._epoch_random: dict[str, Any] = {}
-        """What a later epoch's order is drawn with."""
 
     def state_dict(self) -> dict[str, Any]:
         """Of the batch that is complete; after an epoch's last one, of the epoch to come."""
         if self._loaded is not None:
             return self._loaded  # nothing has happened since
         trainer = self._trainer
-        loop, is_over = trainer.fit_loop, trainer.is_last_batch
-        batches = 0 if is_over else loop.epoch_loop.batch_progress.current.ready
-        loader = self._self_placing()
-        return {
-            "epochs": trainer.current_epoch + is_over,
-            "batches": batches,
-            "loader": loader.state_dict() if batches and loader is not None else None,
-            "loops": loop.epoch_loop.state_dict(),
-            "schedulers": [c.scheduler.state_dict() for c in trainer.lr_scheduler_configs],
-            "precision": trainer.precision_plugin.state_dict(),
-            "callbacks": {c.state_key: c.state_dict() for c in trainer.callbacks},
-            "averages": {c.state_key: self._kept_of(c) for c in self._averaging()},
-            "fit_random": self._fit_random,
-            "epoch_random": self._random() if is_over else self._epoch_random,
-            "generators": self._random()["own"],
-        }
+        saved = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        is_averaged = "averaging_state" in saved  # then these weights are a callback's own
+        kept = {"callbacks", "loops", "lr_schedulers", "pytorch-lightning_version"}
+        kept |= {type(trainer.precision_plugin).__qualname__}
+        kept |= {"averaging_state", "state_dict"} if is_averaged else set()
+        is_over = trainer.is_last_batch
+        told = {"epochs": trainer.current_epoch + is_over, "is_over": is_over}
+        told["generators"] = [g.get_state() for g in self._generators()]
+        return told | {name: saved[name] for name in kept & saved.keys()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Keep it until the fit can take it over."""
         self._loaded = state
 
     def take_over(self) -> None:
-        """What `state_dict` gave, but for the data's order."""
+        """What `state_dict` gave, but for the place in the data."""
         loaded, trainer = self._loaded, self._trainer
         if loaded is None:
             return
-        self._now, self._fit_random = random_state(), loaded["fit_random"]
-        load_random_state(self._fit_random)
-        trainer.fit_loop.epoch_progress.increment_by(loaded["epochs"])
-        trainer.fit_loop.epoch_loop.load_state_dict(loaded["loops"])
-        trainer.fit_loop.epoch_loop.restarting = loaded["batches"] > 0
-        for config, state in zip(trainer.lr_scheduler_configs, loaded["schedulers"], strict=True):
-            config.scheduler.load_state_dict(state)
-        trainer.precision_plugin.load_state_dict(loaded["precision"])
-        for callback in trainer.callbacks:
-            if state := loaded["callbacks"].get(callback.state_key):
-                callback.load_state_dict(state)
-        for callback in self._averaging():
-            kept = loaded["averages"][callback.state_key]
-            # It puts the weights back, too, which are those of the run by now.
-            kept["current_model_state"] = trainer.lightning_module.state_dict()
-            callback.on_load_checkpoint(trainer, trainer.lightning_module, kept)
-
-    def _averaging(self) -> list[Any]:
-        """Callbacks that keep weights of their own, which they put into checkpoints alone."""
-        kind = _lightning().callbacks.WeightAveraging
-        return [c for c in self._trainer.callbacks if isinstance(c, kind)]
-
-    def _kept_of(self, callback: Any) -> dict[str, Any]:
-        kept: dict[str, Any] = {"state_dict": {}}
-        callback.on_save_checkpoint(self._trainer, self._trainer.lightning_module, kept)
-        kept.pop("current_model_state", None)
-        return kept
+        self._random = random_state()
+        # An averaging callback puts these back as well, which are those of the run by now.
+        weights = {"current_model_state": trainer.lightning_module.state_dict()}
+        connector, loop = trainer._checkpoint_connector, trainer.fit_loop
+        connector._loaded_checkpoint = loaded | weights
+        connector.restore_callbacks()
+        connector.restore_precision_plugin_state()
+        connector.restore_lr_schedulers()
+        connector._loaded_checkpoint = {}
+        loop.epoch_progress.increment_by(loaded["epochs"])
+        loop.epoch_loop.load_state_dict(loaded["loops"]["fit_loop"], "epoch_loop.")
+        loop.epoch_loop.restarting = not loaded["is_over"]
 
     def begin_epoch(self) -> None:
-        """Have the epoch's batches come in the order that they would have come in."""
+        """Find the place in the data, of loaders that can tell it; others begin anew."""
         loaded, self._loaded = self._loaded, None
         if loaded is None:
-            self._epoch_random = self._random() if self._trainer.current_epoch else {}
             return
-        self._epoch_random = loaded["epoch_random"]
-        if self._epoch_random:
-            load_random_state(self._epoch_random["global"])
-            self._set_generators(self._epoch_random["own"])
-        if loaded["batches"]:
-            self._forward(loaded["batches"], loaded["loader"])
-            self._set_generators(loaded["generators"])
-
-    def _forward(self, num_batches: int, placed: dict[str, Any] | None) -> None:
-        """Have the epoch go on behind its first batches."""
-        # Lightning warns that a loader without `state_dict` would begin anew.
-        warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before")
-        fetcher, loader = self._fetcher, self._self_placing()
-        if placed is not None and loader is not None:
-            loader.load_state_dict(placed)
-        if placed is not None or self._epoch_random:
+        fetcher = self._trainer.fit_loop._data_fetcher
+        if not loaded["is_over"]:  # else Lightning begins the epoch
+            states = loaded["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
+            fetcher.combined_loader._load_state_dicts(states)
             iter(fetcher)
-        for _ in range(0 if placed is not None else num_batches):
-            batch = next(fetcher.iterator)
-            if getattr(fetcher, "batches", None):  # of an unknown number one is read ahead
-                fetcher.batches = [batch]
-        fetcher.iterator = _drawing_from(self._now, fetcher.iterator)
-
-    @property
-    def _fetcher(self) -> Any:
-        return self._trainer.fit_loop._data_fetcher
-
-    def _self_placing(self) -> Any:
-        """The loader, if it is the only one, can tell its place, and none is read ahead of it."""
-        fetcher = self._fetcher
-        loaders = fetcher.combined_loader.flattened if fetcher is not None else []
-        is_able = len(loaders) == 1 and hasattr(loaders[0], "load_state_dict")
-        return loaders[0] if is_able and not getattr(fetcher, "batches", None) else None
-
-    def _random(self) -> dict[str, Any]:
-        return {"global": random_state(), "own": [g.get_state() for g in self._generators()]}
-
-    def _set_generators(self, states: list[Tensor]) -> None:
-        for generator, state in zip(self._generators(), states, strict=True):
+        load_random_state(self._random)
+        for generator, state in zip(self._generators(), loaded["generators"], strict=True):
             generator.set_state(state)
 
     def _generators(self) -> list[torch.Generator]:
-        """The loaders' own, each once."""
-        found: dict[int, torch.Generator] = {}
-        for loader in self._fetcher.combined_loader.flattened:
-            batches = getattr(loader, "batch_sampler", None)
-            samplers = (loader, getattr(loader, "sampler", None), batches)
-            for owner in (*samplers, getattr(batches, "sampler", None)):
-                generator = getattr(owner, "generator", None)
-                if isinstance(generator, torch.Generator):
-                    found[id(generator)] = generator
-        return list(found.values())
-
-
-def _drawing_from(random: Mapping[str, Tensor], batches: Iterator[Any]) -> Iterator[Any]:
-    """The same batches; global generators are put back before the first is read."""
-    load_random_state(dict(random))
-    while (batch := next(batches, None)) is not None:
-        yield batch
+        """The loaders' own, and those of their samplers, each once."""
+        loaders = self._trainer.fit_loop._data_fetcher.combined_loader.flattened
+        batches = [getattr(loader, "batch_sampler", None) for loader in loaders]
+        samplers = [getattr(owner, "sampler", None) for owner in (*loaders, *batches)]
+        found = [getattr(owner, "generator", None) for owner in (*loaders, *batches, *samplers)]
+        return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
 
 
 def _validates(trainer: Any) -> bool:
@@ -366,15 +285,13 @@ def _check_precision(trainer: Any, site: Site) -> None:
     """Refuse steps that one site would skip and the others not, or clip by itself."""
     if site.strategy.contributes != "gradient":
         return
-    if trainer.gradient_clip_val:
+    refused = {
+        f"gradient_clip_val={trainer.gradient_clip_val}": trainer.gradient_clip_val,
+        f"precision={trainer.precision!r}": getattr(trainer.precision_plugin, "scaler", None),
+    }
+    if found := [text for text, value in refused.items() if value]:
         raise UserError(
-            f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) clips what the coordinator, "
-            "that steps as well, does not; set inner.NETWORK.clip_norm of the run instead, or "
-            "choose a strategy that sends deltas, such as diloco"
-        )
-    if getattr(trainer.precision_plugin, "scaler", None) is not None:
-        raise UserError(
-            f"Trainer(precision={trainer.precision!r}) skips steps whose gradients overflow, which "
-            "a strategy that exchanges gradients cannot; set precision='bf16-mixed', or choose a "
+            f"Trainer({found[0]}) clips or skips what the coordinator, that steps as well, does "
+            "not; clip by the run's inner.NETWORK.clip_norm, train in 'bf16-mixed', or choose a "
             "strategy that sends deltas, such as diloco"
         )

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer, seed_everything
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from fedwan.lightning import FedwanCallback
-
-LOADERS = ("plain", "generator", "stateful", "endless")
 
 
 class Points(Dataset[Tensor]):
@@ -29,24 +28,11 @@ class Points(Dataset[Tensor]):
         return torch.tensor([index / 24.0, 1.0]) + 0.1 * torch.randn(2)
 
 
-class Stream(IterableDataset[Tensor]):
-    """As many, without a length."""
-
-    def __iter__(self) -> Any:
-        return iter([Points()[index] for index in range(24)])
-
-
 def loader_of(kind: str) -> Any:
-    generator = torch.Generator().manual_seed(4)
-    if kind == "plain":
-        return DataLoader(Points(), 4, shuffle=True)
-    if kind == "generator":
-        return DataLoader(Points(), 4, shuffle=True, generator=generator)
-    if kind == "stateful":
-        from torchdata.stateful_dataloader import StatefulDataLoader
-
-        return StatefulDataLoader(Points(), 4, shuffle=True, generator=generator)
-    return DataLoader(Stream(), 4)
+    """Shuffled by global generators, or by one of its own."""
+    generator = torch.Generator().manual_seed(4) if kind == "seeded" else None
+    made = DataLoader if kind == "plain" else StatefulDataLoader
+    return made(Points(), 4, shuffle=True, generator=generator)
 
 
 class Net(LightningModule):
@@ -75,6 +61,21 @@ class Net(LightningModule):
             },
         ]
         return [optimizer], schedules
+
+
+class Plain(Net):
+    """Without schedules."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=0.01)
+
+
+class Loose(Plain):
+    """Trains a parameter that is in no network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
 
 
 class Gan(LightningModule):
@@ -120,6 +121,8 @@ class Together(Gan):
 
 MODULES: dict[str, Callable[[], LightningModule]] = {
     "net": Net,
+    "plain": Plain,
+    "loose": Loose,
     "gan": Gan,
     "turns": partial(Gan, in_turns=True),
     "together": Together,
@@ -132,6 +135,7 @@ def fit(
     loader: str = "plain",
     callbacks: Sequence[Callback] = (),
     with_fedwan: bool = True,
+    ckpt_path: Path | None = None,
     **settings: Any,
 ) -> LightningModule:
     """A script's whole work, from its seed on."""
@@ -150,7 +154,7 @@ def fit(
     validation = DataLoader(Points(), 6) if module == "net" else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer.fit(made, loader_of(loader), validation)
+        trainer.fit(made, loader_of(loader), validation, ckpt_path=ckpt_path)
     return made
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,21 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import EMAWeightAveraging
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.plugins.precision import MixedPrecision
-from torch import nn
 from torch.utils.data import DataLoader
 
 from fedwan.app import load_run
 from fedwan.config import Config
 from fedwan.errors import UserError
-from fedwan.lightning import FedwanCallback
 from fedwan.simulation import Absence, SimulatedRun, simulate
 from fedwan.state import State, state_of
-from tests.lightning_modules import LOADERS, Gan, Net, fit
+from tests.lightning_modules import Net, fit
 from tests.site.support import ROOT, Served
 from tests.support import same_bits
 
 # Lightning has advice to give: workers, intervals, an accelerator.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-NETWORKS = {"net": ("net",), "gan": ("discriminator", "generator")}
+NETWORKS = {"net": ("net",), "plain": ("net",), "gan": ("discriminator", "generator")}
 FULL = ("codec.up=fp32", "codec.down=fp32")
 
 
@@ -60,12 +59,6 @@ def trained(
         train=lambda place: fit(folder, module, **settings),
         absences={"s1": absence} if absence else {},
     )
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for the farewell of a site whose script has failed."""
-    monkeypatch.setattr("fedwan.coordinator.run.FAREWELL_S", 0.1)
 
 
 class Watcher(Callback):
@@ -98,9 +91,9 @@ def test_the_callback_changes_no_bit_of_what_the_trainer_does(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("module", "loader", "leave_at"),
     [
-        ("net", "plain", (0.1, 0.4, 0.5, 0.6)),  # first epoch, a later one, validation, epoch's end
-        *(("net", loader, (0.4,)) for loader in LOADERS[1:]),
-        ("turns", "plain", (0.4,)),
+        ("net", "stateful", (0.1, 0.4, 0.5, 0.6)),  # first epoch, later one, validation, its end
+        ("net", "seeded", (0.4, 0.6)),
+        ("turns", "stateful", (0.4,)),
     ],
 )
 def test_a_site_that_died_goes_on_to_the_same_bits(
@@ -120,8 +113,9 @@ def test_a_site_that_died_goes_on_to_the_same_bits(
 def test_a_process_that_is_killed_and_started_again_comes_to_the_same_bits(
     tmp_path: Path, identities: Path
 ) -> None:
-    whole = trained(tmp_path / "whole", "net", steps=40, val_check_interval=4)
-    script = ("-W", "ignore", "-m", "tests.lightning_modules", tmp_path, "net", "plain")
+    settings = {"loader": "stateful", "val_check_interval": 4}
+    whole = trained(tmp_path / "whole", "net", steps=40, **settings)
+    script = ("-W", "ignore", "-m", "tests.lightning_modules", tmp_path, "net", "stateful")
     served = Served(config_of("net", 40, 2), tmp_path / "killed", identities)
     with served.serving():
         process = served.start(*script)
@@ -175,13 +169,12 @@ def test_a_step_that_amp_skips_does_not_count(tmp_path: Path) -> None:
     assert len(watcher.seen) == 9
 
 
-def exchanging(folder: Path, module: str) -> SimulatedRun:
-    words = [f"inner.{n}.name={v}" for n, v in zip(NETWORKS["gan"], ("adam", "adam"), strict=True)]
-    words += [f"inner.{n}.lr=0.01" for n in NETWORKS["gan"]]
+def exchanging(folder: Path, module: str, **settings: Any) -> SimulatedRun:
+    networks = NETWORKS.get(module, NETWORKS["gan"])
+    inner = [f"inner.{n}.{word}" for n in networks for word in ("name=adam", "lr=0.01")]
     fixed = ["workload=command", "strategy=sync", "sites=1", "steps=4", "eval.every=0"]
-    return simulate(
-        load_run(None, [*fixed, *words]), folder, train=lambda place: fit(folder, module)
-    )
+    config = load_run(None, [*fixed, *inner])
+    return simulate(config, folder, train=lambda place: fit(folder, module, **settings))
 
 
 def test_gradients_of_all_networks_are_exchanged_before_the_first_step(tmp_path: Path) -> None:
@@ -191,61 +184,31 @@ def test_gradients_of_all_networks_are_exchanged_before_the_first_step(tmp_path:
     torch.testing.assert_close(run.model.state, state_of(children), rtol=0, atol=1e-6)
 
 
-def test_gradients_that_come_after_a_step_are_refused(tmp_path: Path, impatient: None) -> None:
-    with pytest.raises(UserError, match="call every manual_backward"):
-        exchanging(tmp_path, "gan")
-
-
-def test_what_lightning_clips_and_the_coordinator_does_not_is_refused(tmp_path: Path) -> None:
-    class Plain(Net):
-        def configure_optimizers(self) -> Any:
-            return torch.optim.Adam(self.net.parameters(), lr=0.01)
-
-    def train(place: object) -> None:
-        callbacks = [FedwanCallback()]
-        trainer = Trainer(
-            accelerator="cpu", barebones=True, callbacks=callbacks, gradient_clip_val=0.5
-        )
-        trainer.fit(Plain(), DataLoader(torch.ones(4, 2)))
-
-    words = "workload=command strategy=sync sites=1 steps=4 eval.every=0 inner.net.name=adam"
-    with pytest.raises(UserError, match=r"gradient_clip_val=0.5.*inner.NETWORK.clip_norm"):
-        simulate(load_run(None, [*words.split(), "inner.net.lr=0.01"]), tmp_path, train=train)
-
-
-def test_a_fit_that_ends_before_the_run_says_what_to_set(tmp_path: Path, impatient: None) -> None:
-    with pytest.raises(UserError, match=r"ended at step 6 of 12.*max_epochs=-1"):
-        trained(tmp_path, steps=12, max_epochs=1)
-
-
-def test_trained_parameters_outside_of_networks_are_named(tmp_path: Path) -> None:
-    class Loose(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(1))
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD([self.scale, *self.net.parameters()], lr=0.1)
-
-    def train(place: object) -> None:
-        trainer = Trainer(accelerator="cpu", barebones=True, callbacks=[FedwanCallback()])
-        trainer.fit(Loose(), DataLoader(torch.ones(4, 2)))
-
-    with pytest.raises(UserError, match="Loose trains scale outside"):
-        simulate(config_of("net", 4, 2), tmp_path, train=train)
-
-
-def test_weights_from_a_checkpoint_of_lightnings_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("start", "told"),
+    [
+        (lambda folder: exchanging(folder, "gan"), "call every manual_backward"),
+        (
+            lambda folder: exchanging(folder, "plain", gradient_clip_val=0.5),
+            r"gradient_clip_val=0.5.*inner.NETWORK.clip_norm",
+        ),
+        (
+            lambda folder: trained(folder, steps=12, max_epochs=1),
+            r"ended at step 6 of 12.*max_epochs=-1",
+        ),
+        (lambda folder: trained(folder, "loose"), "Loose trains scale outside"),
+        (lambda folder: trained(folder, ckpt_path=folder / "x.ckpt"), "ckpt_path"),
+    ],
+)
+def test_what_does_not_fit_a_run_is_refused(
+    start: Callable[[Path], object], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedwan.coordinator.run.FAREWELL_S", 0.1)  # of a script that has failed
     trainer = Trainer(accelerator="cpu", barebones=True, max_steps=1)
-    trainer.fit(Gan(), DataLoader(torch.ones(4, 2)))
+    trainer.fit(Net(), DataLoader(torch.ones(4, 2)))
     trainer.save_checkpoint(tmp_path / "x.ckpt")
-
-    def train(place: object) -> None:
-        trainer = Trainer(accelerator="cpu", barebones=True, callbacks=[FedwanCallback()])
-        trainer.fit(Gan(), DataLoader(torch.ones(4, 2)), ckpt_path=tmp_path / "x.ckpt")
-
-    with pytest.raises(UserError, match="ckpt_path"):
-        simulate(config_of("gan", 4, 2), tmp_path, train=train)
+    with pytest.raises(UserError, match=told):
+        start(tmp_path)
 
 
 def test_the_documented_script_trains_alone_and_in_a_run(
@@ -272,18 +235,16 @@ def test_where_lightning_is_missing_it_is_said_what_to_install() -> None:
 
 def test_a_moving_average_of_lightning_s_own_survives_its_site(tmp_path: Path) -> None:
     found: list[State] = []
-    for absences in ({}, {"s1": Absence(0.5, 0.5)}):
+    for absence in (None, Absence(0.5, 0.5)):
         averages: list[EMAWeightAveraging] = []
 
         def train(place: Any, averages: list[EMAWeightAveraging] = averages) -> None:
             averages.append(EMAWeightAveraging(decay=0.9))
-            fit(tmp_path, "net", callbacks=[averages[-1]])
+            fit(tmp_path, "net", "stateful", callbacks=[averages[-1]])
 
+        absences = {"s1": absence} if absence else {}
         run = simulate(
-            config_of("net", 12, 2),
-            tmp_path / f"run{len(found)}",
-            train=train,
-            absences=absences,
+            config_of("net", 12, 2), tmp_path / f"{absence}", train=train, absences=absences
         )
         assert run.totals.rejoins == len(absences)
         model = averages[-1]._average_model

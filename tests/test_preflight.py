@@ -20,7 +20,7 @@ def faults(*words: str) -> list[str]:
 
 
 def test_a_run_that_can_start_has_no_faults(tmp_path: Path) -> None:
-    preflight(load_run(None, [f"out={tmp_path / 'run'}", "threads=1"]))
+    preflight(load_run(None, [f"out={tmp_path / 'run'}"]))
 
 
 def test_all_faults_are_found_at_once(tmp_path: Path) -> None:

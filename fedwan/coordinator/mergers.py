@@ -39,7 +39,7 @@ class Mergers:
         if fragment.index not in self._mergers:
             layout, up, (rule, bad) = fragment.layout, self._strategy.up, self._config.round.rule
             self._mergers[fragment.index] = (
-                MaskedMerger(layout, up, self._config.sites)
+                MaskedMerger(layout, up, self._config.num_sites)
                 if up.mask_bits
                 else Merger(layout)
                 if rule == "mean"

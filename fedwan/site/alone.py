@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import torch
@@ -95,26 +95,23 @@ class Alone:
 
     def _say(self) -> None:
         self._said_at, self._said_step = time.monotonic(), self.step
-        shown = {name: float(value) for name, value in self._losses.items()}
-        self._print(shown)
+        self._print(self._losses)
 
-    def _print(self, values: dict[str, Any]) -> None:
-        shown = ", ".join(f"{k} {v:.4g}" for k, v in values.items() if isinstance(v, int | float))
+    def _print(self, values: Mapping[str, Any]) -> None:
+        shown = ", ".join(
+            f"{k} {float(v):.4g}" for k, v in values.items() if isinstance(v, Tensor | float | int)
+        )
         _tell(f"step {self.step} of {self.num_steps}{shown and f': {shown}'}")
 
     def _measure(self) -> None:
         """As in a run, at its beginning and its end: what fails there fails here."""
-        script = self._script
-        figures: dict[str, Any] = {}
-        tensors = [p for network in script.networks.values() for p in network.parameters()]
-        gpus = {tensor.device for tensor in tensors if tensor.is_cuda}
-        with evaluating(script.networks.values()), torch.no_grad(), lent_generators([*gpus]):
+        script, networks = self._script, self._script.networks.values()
+        gpus = {p.device for network in networks for p in network.parameters() if p.is_cuda}
+        with evaluating(networks), torch.no_grad(), lent_generators([*gpus]):
             if script.evaluate is not None:
-                figures, _ = figures_of(script.evaluate, 0)
+                self._print(figures_of(script.evaluate, 0)[0])
             if script.sample is not None:
                 samples_of(script.sample, 1, 0)
-        if figures:
-            self._print(figures)
 
 
 def _tell(text: str) -> None:

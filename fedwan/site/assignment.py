@@ -32,6 +32,8 @@ LONGEST_TEXT = 2000
 """Characters of an error that are handed on."""
 MEMORY = Path("/dev/shm")  # noqa: S108 - folders of unforeseeable names, for this user alone
 
+_OUTCOME, _JOINED, _WELCOME = "outcome.json", "joined", "welcome"
+"""Beside the assignment: how the script ended, that it has read it, that it was let in."""
 _PEER_LOST = ("gloo/transport", "ncclRemoteError")
 """In what torch says of a collective whose other process has died."""
 
@@ -67,10 +69,15 @@ class Assignment:
 
     def write(self, path: Path) -> None:
         """Put it in place, and drop what an earlier start left."""
-        _make_meeting(path)
-        _outcome_path(path).unlink(missing_ok=True)
-        _joined_path(path).unlink(missing_ok=True)
-        _welcome_path(path).unlink(missing_ok=True)
+        drop_meeting(path)
+        folder = meeting_folder(path)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if os.access(MEMORY, os.W_OK | os.X_OK):
+            folder.symlink_to(tempfile.mkdtemp(prefix="fedwan-", dir=MEMORY))
+        else:
+            folder.mkdir()
+        for word in (_OUTCOME, _JOINED, _WELCOME):
+            path.with_name(word).unlink(missing_ok=True)
         path.write_text(json.dumps(asdict(self)))
 
     @classmethod
@@ -86,7 +93,7 @@ class Assignment:
                 f"{VARIABLE} = {text!r} is no assignment ({error}); unset it to train alone, or "
                 "start the script with `fedwan launch` or a site's `command`"
             ) from None
-        _joined_path(Path(text)).touch()
+        Path(text).with_name(_JOINED).touch()
         return assignment
 
 
@@ -123,7 +130,10 @@ class Outcome:
         if not text or is_of_peer or (error is not None and not has_failed):
             return  # a signal, or another process's end: how that came about is told by others
         error = disk_full(error) or error
-        path, said = _outcome_path(Path(text)), " ".join(str(error or "").split())[:LONGEST_TEXT]
+        path, said = (
+            Path(text).with_name(_OUTCOME),
+            " ".join(str(error or "").split())[:LONGEST_TEXT],
+        )
         if error is not None and not isinstance(error, FedwanError):
             said += place_of(error)
         word = cls("" if error is None else type(error).__name__, said, step)
@@ -151,35 +161,25 @@ def drop_meeting(path: Path) -> None:
     folder.unlink(missing_ok=True)
 
 
-def _make_meeting(path: Path) -> None:
-    drop_meeting(path)
-    folder = meeting_folder(path)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    if os.access(MEMORY, os.W_OK | os.X_OK):
-        folder.symlink_to(tempfile.mkdtemp(prefix="fedwan-", dir=MEMORY))
-    else:
-        folder.mkdir()
-
-
 def tell_welcome() -> None:
     """Leave word for the service, if there is one, that the coordinator has let this site in."""
     if text := os.environ.get(VARIABLE, ""):
         with contextlib.suppress(OSError):  # the disk is full
-            _welcome_path(Path(text)).touch()
+            Path(text).with_name(_WELCOME).touch()
 
 
 def is_welcome(path: Path) -> bool:
     """Whether a script has left that word beside its assignment."""
-    return _welcome_path(path).exists()
+    return path.with_name(_WELCOME).exists()
 
 
 def read_outcome(path: Path) -> tuple[Outcome | None, bool]:
     """The outcome that a script left beside its assignment, and whether it ever joined."""
     try:
-        outcome = Outcome(**json.loads(_outcome_path(path).read_text()))
+        outcome = Outcome(**json.loads(path.with_name(_OUTCOME).read_text()))
     except (OSError, ValueError, TypeError):
         outcome = None
-    return outcome, _joined_path(path).exists()
+    return outcome, path.with_name(_JOINED).exists()
 
 
 def newest_version(checkpoints: Path) -> int:
@@ -198,15 +198,3 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
-
-
-def _outcome_path(path: Path) -> Path:
-    return path.with_name("outcome.json")
-
-
-def _joined_path(path: Path) -> Path:
-    return path.with_name("joined")
-
-
-def _welcome_path(path: Path) -> Path:
-    return path.with_name("welcome")

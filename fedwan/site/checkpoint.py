@@ -24,7 +24,7 @@ import logging
 import pickle
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
@@ -133,10 +133,9 @@ class SiteCheckpoints:
     """Checkpoints of one process of a site in one run.
 
     With `is_beside` they are written beside the steps, one at a time, as global weights always are.
-    Memory: a copy as large as
-    the file, kept until `close`; and while the file is written, what error feedback owed when it
-    was taken. A slow disk makes the next `save` wait: none is left out, so that it depends on
-    versions alone what a successor finds. The state of the strategy's hook is put back in place.
+    Memory: a copy as large as the file, kept until `close`; and while the file is written, what
+    error feedback owed when it was taken. A slow disk makes the next `save` wait. The state of the
+    strategy's hook is put back in place.
     """
 
     def __init__(
@@ -162,12 +161,9 @@ class SiteCheckpoints:
         self._writing: Future[None] | None = None
         self._keeping: dict[int, Future[None]] = {}  # by fragment
         self._copies: State = {}
-        self._drop_damaged()
-
-    def _drop_damaged(self) -> None:
-        """Remove what a killed predecessor left half-written, and files with other bytes."""
+        # What a killed predecessor left half-written, and files with other bytes.
         for kind in (_SITE, f"{_GLOBAL}-*"):
-            sweep(self._folder, f"{kind}-????????{self._ending}")
+            sweep(folder, f"{kind}-????????{self._ending}")
         for version in self._own_versions():
             try:
                 check_tensors(self._path(version))
@@ -178,8 +174,17 @@ class SiteCheckpoints:
     def versions(self) -> list[int]:
         """Versions that all processes have whole checkpoints of, in order; collective."""
         own = self._group.collect(self._own_versions())
+
+        def check() -> None:
+            path, size = self._path(max(own[0])), self._group.size
+            if (num := read_tensors_meta(path).get("processes")) != size:
+                raise UserError(
+                    f"checkpoint {path} is of {num} processes, this site has {size}; start as "
+                    "many, or move the folder away"
+                )
+
         if own[0]:
-            self._group.lead(lambda: self._check_processes(max(own[0])))
+            self._group.lead(check)
         return sorted(set.intersection(*own))
 
     # Global weights ------------------------------------------------------------------------
@@ -189,20 +194,16 @@ class SiteCheckpoints:
         if version % self._every == 0:
             base = {name: local(self._replica.base[name]) for name in fragment.layout}
             self.await_global(fragment)
-            index, kind = fragment.index, f"{_GLOBAL}-{fragment.index}"
-            queued = queued_until_now(self._replica.device)
-            self._keeping[index] = self._writer.submit(
-                self._write_global, kind, version, base, queued
-            )
+            kind, queued = f"{_GLOBAL}-{fragment.index}", queued_until_now(self._replica.device)
 
-    def _write_global(
-        self, kind: str, version: int, base: State, queued: Callable[[], None]
-    ) -> None:
-        queued()
-        write_tensors(self._path(version, kind), base, {})
-        for other in self._own_versions(kind):
-            if other not in (version - 1, version):
-                self._path(other, kind).unlink()
+            def write() -> None:
+                queued()
+                write_tensors(self._path(version, kind), base, {})
+                for other in self._own_versions(kind):
+                    if other not in (version - 1, version):
+                        self._path(other, kind).unlink()
+
+            self._keeping[fragment.index] = self._writer.submit(write)
 
     def await_global(self, fragment: Fragment) -> None:
         """Wait until a fragment's global weights are written; an `OSError` if they cannot be."""
@@ -224,14 +225,6 @@ class SiteCheckpoints:
         for name, value in tensors.items():
             local(self._replica.base[name]).copy_(value)
         return True
-
-    def _check_processes(self, version: int) -> None:
-        num = read_tensors_meta(self._path(version)).get("processes")
-        if num != self._group.size:
-            raise UserError(
-                f"checkpoint {self._path(version)} is of {num} processes, this site has "
-                f"{self._group.size}; start as many, or move the folder away"
-            )
 
     def _own_versions(self, kind: str = _SITE) -> set[int]:
         start, end = len(kind) + 1, len(kind) + 9
@@ -274,28 +267,23 @@ class SiteCheckpoints:
         )
         work, size = ledger.work._asdict(), self._group.size
         meta = {"version": version, "versions": ledger.versions, "processes": size, **work}
-        if not self._is_beside:
-            self._write(version, durable_version, moving, still, meta)
+        if self._is_beside:
+            moving = self._copied(moving)
+        queued = queued_until_now(self._replica.device)
+
+        def write() -> None:
+            queued()
+            await_queue(self._replica.device)  # what was copied is here
+            write_tensors(self._path(version), moving | still, meta)
+            for old in self._own_versions():
+                # Later ones are of steps that were taken back when the coordinator resumed.
+                if old > version or old < min(version, durable_version):
+                    self._path(old).unlink(missing_ok=True)
+
+        if self._is_beside:
+            self._writing = self._writer.submit(write)
         else:
-            rest = (self._copied(moving), still, meta)
-            queued = queued_until_now(self._replica.device)
-            self._writing = self._writer.submit(
-                self._write_beside, queued, version, durable_version, *rest
-            )
-
-    def _write_beside(self, queued: Callable[[], None], *given: Any) -> None:
-        queued()
-        await_queue(self._replica.device)  # what was copied is here
-        self._write(*given)
-
-    def _write(
-        self, version: int, durable: int, moving: State, still: State, meta: Mapping[str, Any]
-    ) -> None:
-        write_tensors(self._path(version), moving | still, meta)
-        for old in self._own_versions():
-            # Later ones are of steps that were taken back when the coordinator resumed.
-            if old > version or old < min(version, durable):
-                self._path(old).unlink(missing_ok=True)
+            write()
 
     def _copied(self, moving: State) -> State:
         """As it stands, in the memory of the copy before; from a GPU, once its queue is done."""
@@ -360,15 +348,14 @@ def pack(what: str, value: object) -> Tensor:
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
+        buffer.seek(0)
+        if foreign := torch.serialization.get_unsafe_globals_in_checkpoint(buffer):
+            raise TypeError(f"it holds {', '.join(sorted(foreign))}")
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise UserError(f"{what} cannot be kept in a checkpoint: {error}") from None
-    buffer.seek(0)
-    foreign = torch.serialization.get_unsafe_globals_in_checkpoint(buffer)
-    if foreign:
         raise UserError(
-            f"{what}.state_dict() holds {', '.join(sorted(foreign))}, which a checkpoint does not "
-            "keep; have it return tensors, numbers, text, lists and dicts alone"
-        )
+            f"{what} cannot be kept in a checkpoint: {error}; have its state_dict() return "
+            "tensors, numbers, text, lists and dicts alone"
+        ) from None
     return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
 
 

@@ -108,7 +108,8 @@ class Exchange:
         self._buffers = BufferPool()
         self._flights: dict[int, _Flight] = {}
         self._rejections = 0
-        self._is_reduced = False
+        self.is_reduced = False
+        """Whether gradients of the present step have been exchanged."""
         self._reduced_step = 0
         """Where training stands after the present step, whose gradients have been exchanged."""
         self._has_moved = False
@@ -122,11 +123,6 @@ class Exchange:
         self._askers = background_threads(count + 1, "update")
         # One at a time: two would only share the memory's bandwidth.
         self._encoder = background_threads(1, "encode", self._device)
-
-    @property
-    def is_reduced(self) -> bool:
-        """Whether gradients of the present step have been exchanged."""
-        return self._is_reduced
 
     @property
     def expected_step(self) -> int:
@@ -148,12 +144,12 @@ class Exchange:
         """Called inside the step that leads to `step`, once all gradients are complete."""
         if not self._place.has_gradients:
             return
-        if self._is_reduced:
+        if self.is_reduced:
             raise UserError(
                 "site.reduce() was called twice in one step; call it once, after the backward "
                 "passes of all networks and before their optimisers step"
             )
-        self._is_reduced, self._has_moved = True, self._place.keeps_pace
+        self.is_reduced, self._has_moved = True, self._place.keeps_pace
         await_queue(self._device)  # until then it is computing
         with self._meter.waiting():
             self._reduced_step = self._exchange(self._place.fragments, [], step)
@@ -170,12 +166,12 @@ class Exchange:
         """
         self._hook.after_step()
         if self._place.has_gradients:
-            if not self._is_reduced:
+            if not self.is_reduced:
                 raise UserError(
                     "this run's strategy exchanges gradients, and the step had no site.reduce(); "
                     "call it after backward() and before the optimisers step"
                 )
-            self._is_reduced = False
+            self.is_reduced = False
             with self._meter.waiting():
                 # The step is complete only now: its contribution has left within it.
                 self._place.save(self._place.versions[0], self._residuals.ledger(Work(0, 0)))
@@ -213,15 +209,10 @@ class Exchange:
         marks[index] = meter.total
         work = meter.work(step, done)
         tau = min(self._tau, fragment.steps(self._strategy.h) - 1)
-        flight = _Flight(
-            *(fragment, self._place.parts[index], self._place.versions[index], step + tau),
-            steps=done.steps,
-        )
+        part, version = self._place.parts[index], self._place.versions[index]
+        flight = _Flight(fragment, part, version, step + tau, steps=done.steps)
         self._flights[index] = flight
-        if self._tau:
-            self._take_off(flight, work, done)
-            return flight
-        self._send(flight, work, done)
+        (self._take_off if self._tau else self._send)(flight, work, done)
         return flight
 
     def _ask(self, fragment: Fragment, version: int) -> Future[Delivery] | None:
@@ -237,26 +228,25 @@ class Exchange:
         A delta is saved before it leaves: once it is merged, nobody could make up for what this
         site forgets.
         """
-        fragment, version = flight.part, flight.version
-        has_gradients, replica = self._place.has_gradients, self._replica
+        fragment, version, place = flight.part, flight.version, self._place
+        replica, has_gradients = self._replica, place.has_gradients
         taken = replica.gradients(fragment) if has_gradients else replica.delta(fragment)
-        residual = self._residual(fragment)
-        payload, owed = None, State()
-        bundle, weights = None, self._place.weights_sha256(fragment)
+        # What the encoder must add: nothing where the delta holds it.
+        is_held = self._strategy.owes == "weights"
+        residual = State() if is_held else self._residuals.of(fragment)
+        weights = place.weights_sha256(fragment)
+        payload, owed, bundle = None, State(), None
         if self._group.rank == 0:
-            up, bundle = self._place.seal(fragment, version, weights)
+            up, bundle = place.seal(fragment, version, weights)
             payload, owed = up.encode(taken, residual, fragment.layout)
         if fragment.index == 0 and not has_gradients:
-            self._place.save(version + 1, self._residuals.ledger(done, fragment, (residual, owed)))
+            place.save(version + 1, self._residuals.ledger(done, fragment, (residual, owed)))
         receipt = wire.Receipt(status=wire.Receipt.ACCEPTED)
-        if not self._place.is_behind:
+        if not place.is_behind:
             # Sealed before: the answer may be a question about its masks.
             flight.update = self._ask(flight.fragment, version + 1)
-            receipt = self._group.lead_long(
-                lambda: self._stub.send_contribution(
-                    fragment.index, version, payload, work, bundle=bundle
-                )
-            )
+            send = partial(self._stub.send_contribution, bundle=bundle)
+            receipt = self._group.lead_long(lambda: send(fragment.index, version, payload, work))
         self._settle(flight, receipt, residual, owed)
 
     def _take_off(self, flight: _Flight, work: wire.Work, done: Work) -> None:
@@ -271,10 +261,8 @@ class Exchange:
         if fragment.index == 0:
             self._place.save(flight.version + 1, self._residuals.ledger(done))
         if self._group.rank == 0:
-            taken = queued_until_now(self._device)
-            flight.update = self._flyers.submit(
-                self._fly, flight, taken, self._in_vain, work, weights
-            )
+            given = queued_until_now(self._device), self._in_vain, work, weights
+            flight.update = self._flyers.submit(self._fly, flight, *given)
 
     def _fly(
         self,
@@ -288,7 +276,7 @@ class Exchange:
         layout, index = flight.part.layout, flight.fragment.index
         up, bundle = self._place.seal(flight.part, flight.version, weights)
         asked = self._ask(flight.fragment, flight.version + 1)
-        residual = self._residual(flight.fragment)
+        residual = self._residuals.of(flight.fragment)
         growing = up.grow(layout)  # each tensor leaves as soon as it is coded
 
         def encode() -> State:
@@ -333,10 +321,6 @@ class Exchange:
                 self._place.checkpoints.drop(version + 1)
                 raise _Astray
         self._residuals.settle(fragment, version + 1, owed)
-
-    def _residual(self, fragment: Fragment) -> State:
-        """What the encoder must add: nothing where the delta holds it."""
-        return {} if self._strategy.owes == "weights" else self._residuals.of(fragment)
 
     # Landing -------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ tells the others; every process then does the same to its own part of the networ
 from __future__ import annotations
 
 import datetime
+import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
@@ -42,22 +43,19 @@ class Group:
         """What a call returns at rank 0, told to all; an error of it is raised at all."""
         if self.size == 1:
             return call()
-        result: tuple[T | None, BaseException | None] = (None, None)
         failure: BaseException | None = None
+        box: list[Any] = [None]
         if self.rank == 0:
             try:
-                result = (call(), None)
+                box = [(call(), None)]
             except BaseException as error:
                 failure = error
                 known = error if isinstance(error, FedwanError) else RuntimeError(repr(error))
-                result = (None, known)
-        box: list[Any] = [result]
+                box = [(None, known)]
         torch.distributed.broadcast_object_list(box, src=0, group=self._handle)
         value, told = box[0]
-        if failure is not None:
-            raise failure
         if told is not None:
-            raise told
+            raise failure or told
         return cast(T, value)
 
     def lead_long(self, call: Callable[[], T]) -> T:
@@ -73,14 +71,12 @@ class Group:
 
     def spread(self, value: Tensor | None, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
         """A tensor of rank 0 at all ranks, in host memory where there are several."""
+        if self.rank:
+            value = torch.empty(tuple(shape), dtype=dtype)
+        assert value is not None
         if self.size == 1:
-            assert value is not None
             return value
-        if self.rank == 0:
-            assert value is not None
-            sent = value.detach().to("cpu", dtype).contiguous()
-        else:
-            sent = torch.empty(tuple(shape), dtype=dtype)
+        sent = value.detach().to("cpu", dtype).contiguous()
         torch.distributed.broadcast(sent, src=0, group=self._handle)
         return sent
 
@@ -98,10 +94,7 @@ class Group:
         header, num_bytes = self.lead(head)
         if num_bytes is None:
             return Delivery(header, None)
-        payload: Source = Buffer(num_bytes)
-        if self.rank == 0:
-            assert had[0].payload is not None
-            payload = had[0].payload
+        payload: Source = (had[0].payload if had else None) or Buffer(num_bytes)
         if num_bytes:
             block = np.frombuffer(payload.read(0, num_bytes), np.uint8)
             sent = block if block.flags.writeable else block.copy()
@@ -145,12 +138,10 @@ def open_group() -> Group:
     """The group of the processes that torchrun started; of this one alone if it did not."""
     dist = torch.distributed
     if not dist.is_available() or not dist.is_initialized():
-        from os import environ
-
-        if int(environ.get("WORLD_SIZE", "1")) > 1:
+        if int(num := os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UserError(
-                f"torchrun started {environ['WORLD_SIZE']} processes, but torch has no process "
-                "group; call torch.distributed.init_process_group() before fedwan.join"
+                f"torchrun started {num} processes, but torch has no process group; call "
+                "torch.distributed.init_process_group() before fedwan.join"
             )
         return Group()
     if dist.get_world_size() == 1:

@@ -12,11 +12,11 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,10 +90,10 @@ def join(
     """
     sys.excepthook = end_in_a_line
     for what, given in (("networks", networks), ("optimizers", optimizers)):
-        if not isinstance(given, Mapping):
+        if not isinstance(given, Mapping) or not given:
             raise UserError(
-                f"fedwan.join got {what} as a {type(given).__name__}; give them by name, as in "
-                f'{what}={{"net": …}}'
+                f"fedwan.join got no {what} by name, but a {type(given).__name__}; give at least "
+                f'one, as in {what}={{"net": …}}'
             )
     if odd := [name for name in networks if not re.fullmatch(r"[\w-]+", name)]:
         raise UserError(
@@ -102,50 +102,38 @@ def join(
         )
     modules = {name: _unwrapped(module) for name, module in networks.items()}
     try:
-        trained = _kinds(_trained(modules, optimizers), kinds)
+        trained = _trained(modules, optimizers, kinds or {})
         for name, value in (state or {}).items():
             if not isinstance(value, Stateful):
                 raise UserError(
-                    f"state[{name!r}] = {str(value)[:60]} has no state_dict and load_state_dict; "
-                    "give an object that has both, such as a scheduler or a fedwan.data.Loader"
+                    f"state[{name!r}] is a {type(value).__name__}, which has no state_dict and "
+                    "load_state_dict; give an object with both, such as a scheduler"
                 )
         script = Script(modules, optimizers, trained, state or {}, steps, evaluate, sample)
-        member = given_membership()
-        return Alone(script) if member is None else _open(member, script)
+        if (member := given_membership()) is None:
+            return Alone(script)
+        group, config = open_group(), member.config
+        load_initial(modules, config.init, config.excluded)
+        if config.num_sites > 1:
+            seed_all(derive_seed(torch.initial_seed(), config.seed, member.name))
+        return Site(member, script, group)
     except Exception as error:
         Outcome.leave(error, 0)
         raise
-
-
-def _open(member: Membership, script: Script) -> Site:
-    group, config = open_group(), member.config
-    load_initial(script.networks, config.init, config.excluded)
-    if config.num_sites > 1:
-        seed_all(derive_seed(torch.initial_seed(), config.seed, member.name))
-    return Site(member, script, group)
 
 
 def given_membership() -> Membership | None:
     """What this script was started for; None alone."""
     if (member := _membership.get()) is not None:
         return member
-    assignment = Assignment.given()
-    return None if assignment is None else _member_of(assignment)
-
-
-@contextlib.contextmanager
-def as_member(member: Membership) -> Iterator[None]:
-    """`join` finds this membership in this thread, for as long as the context lasts."""
-    token = _membership.set(member)
-    try:
-        yield
-    finally:
-        _membership.reset(token)
-
-
-def _member_of(assignment: Assignment) -> Membership:
+    if (assignment := Assignment.given()) is None:
+        return None
     end_with(assignment.parent)
-    _log_to_stderr()
+    if not (logger := logging.getLogger("fedwan")).hasHandlers():  # a script has set up none
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
     tune_allocator()
     config = from_json(assignment.config)
     names = site_names(config)
@@ -175,6 +163,16 @@ def _member_of(assignment: Assignment) -> Membership:
     )
 
 
+@contextlib.contextmanager
+def as_member(member: Membership) -> Iterator[None]:
+    """`join` finds this membership in this thread, for as long as the context lasts."""
+    token = _membership.set(member)
+    try:
+        yield
+    finally:
+        _membership.reset(token)
+
+
 def end_in_a_line(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
@@ -187,16 +185,6 @@ def end_in_a_line(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(error.exit_code)
-
-
-def _log_to_stderr() -> None:
-    """Say what the engine does in the site's log, where a script has set up no logging."""
-    logger = logging.getLogger("fedwan")
-    if not logger.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
 
 
 def choose_device(name: str) -> torch.device:
@@ -219,8 +207,7 @@ def _open_link(config: Config, address: str, identity: Identity) -> Link:
         pace_mbit=settings.pace_mbit,
     )
     if settings.rate_mbit or settings.rtt_ms:
-        shaped = ShapedLink(link, settings.rate_mbit, settings.rtt_ms)
-        link = cast(Link, shaped)
+        link = ShapedLink(link, settings.rate_mbit, settings.rtt_ms)
     return link
 
 
@@ -235,12 +222,11 @@ def _unwrapped(module: nn.Module) -> nn.Module:
 
 
 def _trained(
-    networks: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
-) -> Sequence[str]:
-    """Names of the networks that some optimiser steps."""
-    if not networks or not optimizers:
-        what = "networks" if not networks else "optimizers"
-        raise UserError(f"fedwan.join got no {what}; give at least one by name, as in {what}={{…}}")
+    networks: Mapping[str, nn.Module],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    kinds: Mapping[str, NetworkKind],
+) -> dict[str, NetworkKind]:
+    """Kinds of the networks that some optimiser steps."""
     held = {id(p) for o in optimizers.values() for group in o.param_groups for p in group["params"]}
     trained = [n for n, m in networks.items() if any(id(p) in held for p in m.parameters())]
     if not trained:
@@ -248,17 +234,11 @@ def _trained(
             f"no optimiser holds a parameter of {', '.join(networks)}; build optimisers from the "
             "networks' parameters(), after they were wrapped or sharded"
         )
-    return trained
-
-
-def _kinds(
-    trained: Sequence[str], given: Mapping[str, NetworkKind] | None
-) -> dict[str, NetworkKind]:
-    default = KINDS[0] if len(trained) > 1 else KINDS[1]
-    for name, kind in (given or {}).items():
+    for name, kind in kinds.items():
         if name not in trained or kind not in KINDS:
             raise UserError(
                 f"kinds[{name!r}] = {kind!r}: trained are {', '.join(trained)}, kinds are "
                 f"{' and '.join(KINDS)}{nearest(name, trained) if name not in trained else ''}"
             )
-    return {name: (given or {}).get(name, default) for name in sorted(trained)}
+    default = KINDS[0] if len(trained) > 1 else KINDS[1]
+    return {name: kinds.get(name, default) for name in sorted(trained)}

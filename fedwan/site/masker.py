@@ -16,6 +16,7 @@ import json
 import os
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -197,11 +198,9 @@ class Masker:
     def _check_signed(self, asked: wire.Unmask, said: bytes) -> None:
         valid = set()
         for name, signature in zip(asked.signers, asked.signatures, strict=False):
-            try:
+            with suppress(KeyError, InvalidSignature):
                 self._signers[name].verify(signature, said)
                 valid.add(name)
-            except (KeyError, InvalidSignature):
-                continue
         if len(valid) < self._needed:
             raise PayloadError(
                 f"a list of survivors is signed by {', '.join(sorted(valid)) or 'nobody'}; shares "
@@ -223,11 +222,9 @@ class _Given:
         self._said: dict[tuple[int, int], tuple[list[str], str]] = {}
         """By fragment and version: names, and the hash of the statement."""
         for line in path.read_text().splitlines() if path.exists() else ():
-            try:
+            with suppress(ValueError):  # a torn line: what it tells of had not left
                 fragment, version, names, said = json.loads(line)
-            except ValueError:  # torn: what it tells of had not left
-                continue
-            self._said[fragment, version] = names, said
+                self._said[fragment, version] = names, said
 
     def note(self, asked: wire.Unmask, statement: bytes) -> None:
         """Note a list, or refuse it: two sums tell what they differ in."""

@@ -66,13 +66,9 @@ class Meter:
         """The next step's time counts from here."""
         self._step_began = (self._clock(), self._wait_s + self._aside_s)
 
-    def begin_step(self, samples: int) -> None:
-        """A step counts from here on, since its gradients may leave before it ends."""
-        self.total = Work(self.total.steps + 1, self.total.samples + samples)
-
-    def drop_step(self, samples: int) -> None:
-        """The step that has begun is not taken."""
-        self.total = Work(self.total.steps - 1, self.total.samples - samples)
+    def begin_step(self, samples: int, num: int = 1) -> None:
+        """A step counts from here on, since its gradients may leave before it ends; -1 drops it."""
+        self.total = Work(self.total.steps + num, self.total.samples + num * samples)
 
     def end_step(self) -> None:
         """It is over: its time, less what was spent waiting or aside in it, was computing."""

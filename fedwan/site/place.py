@@ -20,11 +20,14 @@ from fedwan.site.checkpoint import Ledger, Residuals, SiteCheckpoints
 from fedwan.site.masker import Masker, Sealed
 from fedwan.site.meter import Meter, Work
 from fedwan.site.replica import Replica
-from fedwan.site.stub import CoordinatorStub, can_follow, is_held, is_merged
+from fedwan.site.stub import CoordinatorStub, is_merged
 from fedwan.state import State
 from fedwan.strategy import Landing, SiteHook, Strategy
 
 log = logging.getLogger(__name__)
+
+_BEHIND = wire.DownloadHeader.BEHIND
+"""Updates lead from the weights that this site has to the present ones."""
 
 
 @dataclass
@@ -190,8 +193,8 @@ class Place:
 
         Where versions follow each other without this site, what was missed meanwhile, too.
         """
-        header = wire.DownloadHeader(status=wire.DownloadHeader.BEHIND, versions=versions)
-        while can_follow(header):
+        header = wire.DownloadHeader(status=_BEHIND, versions=versions)
+        while header.status == _BEHIND:
             if not all(map(self._advance_to, self.fragments, held, header.versions)):
                 header = self._fetch("")
                 if not self.strategy.policy.leaves_behind:
@@ -217,9 +220,9 @@ class Place:
         weights, header = self.stub.fetch_weights(
             held_sha256=held_sha256, held_versions=held, repeats=repeats
         )
-        if can_follow(header):
+        if header.status == _BEHIND:
             return header
-        if not is_held(header):
+        if header.status != wire.DownloadHeader.HELD:
             for fragment in self.fragments:
                 self.checkpoints.await_global(fragment)
             self.replica.load_base(weights)
@@ -296,7 +299,9 @@ class Place:
         outer: State | None = None
         kept = checkpoints.versions()
         newest = max(kept, default=0)
-        self.is_behind = self._is_behind(versions, newest)
+        can_repeat = self.strategy.repeats(len(self.fragments))
+        is_over = bool(versions) and self.reached(versions) >= self.num_steps
+        self.is_behind = can_repeat and not is_over and list(versions) == [newest + 1]
         if self.is_behind and not newest:
             versions = [0]  # whose weights it holds
         if is_begun := any(versions):
@@ -364,11 +369,6 @@ class Place:
                 return held
         # A process begins with the weights of version 0.
         return 0 if least <= 0 else None
-
-    def _is_behind(self, versions: Sequence[int], newest: int) -> bool:
-        is_over = bool(versions) and self.reached(versions) >= self.num_steps
-        can_repeat = self.strategy.repeats(len(self.fragments)) and not is_over
-        return can_repeat and list(versions) == [newest + 1]
 
     def _stand_before(self, header: wire.DownloadHeader, version: int) -> tuple[int, bool]:
         """Take over all that a predecessor had when its contribution to a version could leave."""

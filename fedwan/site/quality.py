@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -23,6 +22,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.limits import MOST_FIGURES
 from fedwan.rng import derive_seed, lent_generators
 from fedwan.site.replica import Replica
+from fedwan.site.script import Evaluate, Sample, Script
 from fedwan.site.stub import CoordinatorStub
 from fedwan.state import State, add_prefix
 
@@ -33,36 +33,20 @@ NUM_SAMPLES = 64
 MOST_SHOWN_BYTES = 12 << 20
 """Of generated samples, and of real ones, that are sent."""
 
-Evaluate = Callable[[int], Mapping[str, Any]]
-"""Gets a seed; figures of the weights at hand, JSON-ready. Under `moments` and `real`, tensors:
-see `fedwan.metrics.distances`, and real samples that may be shown."""
-Sample = Callable[[int, int], Tensor]
-"""Gets a number and a seed; samples of the weights at hand that may be shown, (num, …)."""
-
 
 class Quality:
     """Measures by a script's `evaluate` and `sample`, or says that there is neither."""
 
     def __init__(
-        self,
-        config: Config,
-        replica: Replica,
-        stub: CoordinatorStub,
-        site: str,
-        device: torch.device,
-        evaluate: Evaluate | None,
-        sample: Sample | None,
+        self, config: Config, replica: Replica, stub: CoordinatorStub, site: str, script: Script
     ) -> None:
-        self._replica, self._stub, self._device = replica, stub, device
-        self._evaluate, self._sample, self._seed = evaluate, sample, config.seed
+        self._replica, self._stub, self._seed = replica, stub, config.seed
+        self._evaluate, self._sample = script.evaluate, script.sample
         # Sites that measure together do so on different samples.
         self._has_own = config.data.split == "own"
         self._draws = derive_seed(config.seed, site) if self._has_own else config.seed
+        self._is_none = script.evaluate is None and script.sample is None
         self._num_samples = 0  # in the picture, once the size of one is known
-
-    @property
-    def _is_none(self) -> bool:
-        return self._evaluate is None and self._sample is None
 
     def answer(self, version: int) -> None:
         """Hand in the quality of the present average; what measures nothing needs no weights."""
@@ -80,10 +64,8 @@ class Quality:
                 self._stub.report(version, "{}", b"")
             return
         began = time.monotonic()
-        gpus = [self._device] if self._device.type == "cuda" else []
-        figures: dict[str, Any] = {}
-        tensors: dict[str, Any] = {}
-        shown: State = {}
+        gpus = [d for d in (self._replica.device,) if d.type == "cuda"]
+        figures, tensors, shown = dict[str, Any](), dict[str, Any](), State()
         with self._replica.showing(weights), torch.no_grad(), lent_generators(gpus):
             if self._evaluate is not None:
                 figures, tensors = figures_of(self._evaluate, self._draws)
@@ -92,9 +74,7 @@ class Quality:
                     one = samples_of(self._sample, 1, self._seed)
                     self._num_samples = max(1, _num_shown(one[:1].numel()))
                 shown["generated"] = samples_of(self._sample, self._num_samples, self._seed)
-        if (real := tensors.get("real")) is not None:
-            shown["real"] = real
-        shown = _fitting(shown)
+        shown = _fitting(shown | {name: tensors[name] for name in tensors.keys() & {"real"}})
         if self._has_own:
             shown |= add_prefix("moments", tensors.get("moments", {}))
         if len(figures) > MOST_FIGURES:
@@ -117,47 +97,38 @@ def figures_of(evaluate: Evaluate, seed: int) -> tuple[dict[str, Any], dict[str,
         UserError: it fails, or returns something else.
     """
     found = _called("evaluate", evaluate, seed)
+    told = 'evaluate returned a {}; return numbers by name, as {{"loss": float(loss)}}'
     if not isinstance(found, Mapping):
-        raise UserError(
-            f"evaluate returned {type(found).__name__}, not figures by name; "
-            'return a dict, as {"loss": 0.5}'
-        )
-    figures, tensors = {}, {}
+        raise UserError(told.format(type(found).__name__))
+    tensors = {name: found[name] for name in ("moments", "real") if name in found}
+    figures = {}
     for name, value in found.items():
-        if name in ("moments", "real"):
-            tensors[name] = value
+        if name in tensors:
             continue
         try:
             # Tensors of one value, and NumPy's, as numbers.
             figures[name] = value.item() if hasattr(value, "item") else value
             if isinstance(figures[name], str):
                 raise TypeError
-            json.dumps({name: figures[name]})
+            json.dumps(figures[name])
         except (TypeError, ValueError, RuntimeError):
-            what = f"a {type(value).__name__}" + (
-                f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
-            )
-            raise UserError(
-                f"evaluate returned {what} as {name!r}; give each figure as a number, such as "
-                "float(value)"
-            ) from None
+            raise UserError(told.format(f"{type(value).__name__} as {name!r}")) from None
     return figures, tensors
 
 
 def samples_of(sample: Sample, num: int, seed: int) -> Tensor:
     """What a script's `sample` makes; a `UserError` if it fails, or makes nothing to be drawn."""
     made = _called("sample", sample, num, seed)
-    shape = tuple(made.shape) if isinstance(made, Tensor) else ()
+    shape = tuple(getattr(made, "shape", ()))
     are_images = len(shape) == 4 and shape[1] in (1, 3)
-    if not (are_images or shape[1:] == (2,)) or not math.prod(shape):
-        what = f"a tensor of shape {shape}" if isinstance(made, Tensor) else repr(made)
+    if not isinstance(made, Tensor) or not (are_images or shape[1:] == (2,)) or not made.numel():
         raise UserError(
-            f"sample({num}, {seed}) returned {what[:80]}; return one tensor of pictures "
-            "(num, 1 or 3, height, width), or of points (num, 2)"
+            f"sample({num}, {seed}) returned a {type(made).__name__} of shape {shape}; return one "
+            "tensor of pictures (num, 1 or 3, height, width), or of points (num, 2)"
         )
     if len(made) < num:
         log.warning("sample(%d, %d) returned %d samples; no more are shown", num, seed, len(made))
-    return cast(Tensor, made)
+    return made
 
 
 def _called(name: str, function: Callable[..., Any], *args: Any) -> Any:

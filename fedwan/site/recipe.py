@@ -81,7 +81,10 @@ def train(
         member.show_samples or shard.public or not getattr(workload, "samples_from_inputs", False)
     )
 
-    real = _held_out(shard, config.eval.num or 0)
+    real, most = shard.held_out, config.eval.num or 0
+    if most and real is not None:
+        held_out = InMemory(real)
+        real = held_out.take(torch.arange(min(most, len(held_out))))
 
     def evaluate(seed: int) -> Mapping[str, Any]:
         # What the site trained by; common data are of all sites.
@@ -91,7 +94,11 @@ def train(
 
     # Of samples that other sites do not know, nothing leaves that was not made private.
     is_secret = privacy is not None and config.data.split == "own"
-    state: dict[str, Stateful] = {"rng": rng, "data": loader, "kept": _Kept(workload)}
+    state: dict[str, Stateful] = {
+        "rng": rng,
+        "data": loader,
+        "kept": _Kept(getattr(workload, "kept", {})),
+    }
     if privacy is not None:
         state["privacy"], workload.privacy = privacy, privacy  # type: ignore[attr-defined]
     script = Script(
@@ -120,26 +127,15 @@ def train(
         loader.close()
 
 
-def _held_out(shard: Shard, most: int) -> Any:
-    """All that quality is measured on, or the first of it; None if there is nothing."""
-    if not most or shard.held_out is None:
-        return shard.held_out
-    held_out = InMemory(shard.held_out)
-    return held_out.take(torch.arange(min(most, len(held_out))))
-
-
-class _Kept:
+class _Kept(dict[str, Tensor]):
     """A workload's own tensors, for a checkpoint."""
 
-    def __init__(self, workload: Workload) -> None:
-        self._kept: Mapping[str, Tensor] = getattr(workload, "kept", {})
-
     def state_dict(self) -> dict[str, Tensor]:
-        return dict(self._kept)
+        return dict(self)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        for name in self._kept.keys() & state.keys():
-            self._kept[name].copy_(state[name])
+        for name in self.keys() & state.keys():
+            self[name].copy_(state[name])
 
 
 def _meet(folder: Path) -> None:

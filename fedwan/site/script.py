@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
 
-from fedwan.config import COMMAND, Config
 from fedwan.errors import UserError
-from fedwan.optim_state import NamedOptimizers
 from fedwan.site.checkpoint import Stateful
-from fedwan.site.quality import Evaluate, Sample
 from fedwan.workloads.base import NetworkKind
-from fedwan.workloads.optim import difference
 
-NOT_JOINED = (
-    "the loop runs over a site that has not joined; write `with fedwan.join(...) as site:` around "
-    "it"
-)
+NOT_JOINED = "the loop is over no joined site; write `with fedwan.join(...) as site:` around it"
 LEFT_EARLY = (
     "the script left its loop at step {0.step} of {0.num_steps}, before the run was over; iterate "
     "over `site` to its end"
@@ -33,6 +26,12 @@ PAST_END = (
     "a step was begun at step {0.step} of {0.num_steps}, after the end of the run; leave the loop "
     "once site.is_done"
 )
+
+Evaluate = Callable[[int], Mapping[str, Any]]
+"""Gets a seed; figures of the weights at hand, JSON-ready. Under `moments` and `real`, tensors:
+see `fedwan.metrics.distances`, and real samples that may be shown."""
+Sample = Callable[[int, int], Tensor]
+"""Gets a number and a seed; samples of the weights at hand that may be shown, (num, …)."""
 
 
 @dataclass(frozen=True)
@@ -51,44 +50,13 @@ class Script:
 
 
 def scalars(losses: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
-    """Losses as tensors of one value; a `UserError` of what is none."""
+    """Losses as tensors of one value, (); a `UserError` of what is none."""
     found = {}
     for name, value in losses.items():
         try:
-            found[name] = torch.as_tensor(value).detach()
+            found[name] = torch.as_tensor(value).detach().reshape(())
         except (TypeError, ValueError, RuntimeError):
             raise UserError(
                 f"site.log({name}={str(value)[:40]!r}) is no number; give one, such as loss.mean()"
             ) from None
-        if found[name].numel() != 1:
-            raise UserError(
-                f"site.log({name}=...) got a tensor of shape {tuple(found[name].shape)}; give one "
-                "number, such as its mean()"
-            )
     return found
-
-
-def check_optimizers(
-    script: Script, config: Config, held: NamedOptimizers, *, does_step: bool
-) -> None:
-    """Refuse those of a script whose steps or moments others take to be what settings say.
-
-    `held` are the optimisers with the networks' names; `does_step`: the coordinator steps as well.
-    """
-    if config.workload != COMMAND:
-        return
-    for network, inner in config.inner.items():
-        for name in held.of_network(network):
-            text = difference(inner, script.optimizers[name])
-            if text and (does_step or inner.state == "average"):
-                what = "the coordinator steps as well" if does_step else "sites' moments merge"
-                raise UserError(
-                    f"optimizers[{name!r}] is not the one that {what}: {text}; make them agree "
-                    f"(inner.{network}.*), or take another strategy, as strategy=local_sgd h=1"
-                )
-    for name, part in script.state.items() if does_step else ():
-        if isinstance(part, LRScheduler) or getattr(part, "is_enabled", bool)():
-            raise UserError(
-                f"state[{name!r}] is a {type(part).__name__}, which the coordinator, that "
-                f"steps as well, knows nothing of; take it out, or strategy=local_sgd h=1"
-            )

@@ -40,19 +40,11 @@ from fedwan.site.exchange import Exchange
 from fedwan.site.group import Group
 from fedwan.site.masker import Masker
 from fedwan.site.meter import Meter, Work
-from fedwan.site.order import StepOrder
+from fedwan.site.order import StepOrder, check_optimizers
 from fedwan.site.place import Place
 from fedwan.site.quality import Quality
 from fedwan.site.replica import Replica
-from fedwan.site.script import (
-    DATA_ENDED,
-    LEFT_EARLY,
-    NOT_JOINED,
-    PAST_END,
-    Script,
-    check_optimizers,
-    scalars,
-)
+from fedwan.site.script import DATA_ENDED, LEFT_EARLY, NOT_JOINED, PAST_END, Script, scalars
 from fedwan.site.stub import CoordinatorStub
 from fedwan.state import layout_to_json
 from fedwan.strategy import SiteHook, Strategy
@@ -116,7 +108,13 @@ class Site:
         check_optimizers(script, config, replica.inner, does_step=does_step)
         hook = strategy.hook(replica) if strategy.hook else SiteHook()
         self._link = link = member.open_link() if group.rank == 0 else None
-        self._masker = self._make_masker() if strategy.up.mask_bits and link else None
+        self._masker = None
+        if strategy.up.mask_bits and link is not None:
+            assert member.identity is not None, "a site that has a link has an identity"
+            check_maskable(replica.layout)
+            names = site_names(config)
+            needed = config.round.quorum or len(names)
+            self._masker = Masker(member.identity, member.run_id, names, needed, member.folder)
         self._stub = CoordinatorStub(
             link, member.run_id, replica.layout, group=group, masker=self._masker
         )
@@ -130,8 +128,7 @@ class Site:
         number = site_names(config).index(self.name)
         self._place = Place(strategy, number, self.num_steps, *parts, self._masker)
         self._exchange = Exchange(self._place, self._listen)
-        own = (self.name, member.device, script.evaluate, script.sample)
-        self._quality = Quality(config, replica, self._stub, *own)
+        self._quality = Quality(config, replica, self._stub, self.name, script)
         self._order = StepOrder(
             script.optimizers if does_step and config.workload == COMMAND else {},
             replica.inner.params,
@@ -177,7 +174,7 @@ class Site:
             self._end_step()  # it is part of the run already
         elif self._is_inside:
             self._is_inside = False
-            self.meter.drop_step(self.config.data.batch)
+            self.meter.begin_step(self.config.data.batch, -1)
         while True:
             self._listen()
             if self.is_done:
@@ -209,9 +206,8 @@ class Site:
 
         Tensors stay where they are, so that no GPU is waited for.
         """
-        values = scalars(losses)
         # Copies, in a type whose sum stays exact: the script's own may be written to.
-        copies = {n: v.reshape(()).to(torch.float32, copy=True) for n, v in values.items()}
+        copies = {n: v.to(torch.float32, copy=True) for n, v in scalars(losses).items()}
         self.meter.add_losses(copies)
 
     def after_step(self) -> None:
@@ -247,19 +243,16 @@ class Site:
             if isinstance(error, StopIteration):
                 raise UserError(DATA_ENDED.format(self)) from error
             if error is None or (isinstance(error, SystemExit) and not error.code):
-                self._finish()
+                if not self.is_done:
+                    raise UserError(LEFT_EARLY.format(self))
+                self._exchange.finish()
+                self._checkpoints.settle()  # before the farewell: the last one may have failed
+                self._stay()
         except BaseException as failure:
             error = failure
             raise
         finally:
             self._close(error)
-
-    def _finish(self) -> None:
-        if not self.is_done:
-            raise UserError(LEFT_EARLY.format(self))
-        self._exchange.finish()
-        self._checkpoints.settle()  # before the farewell: the last one may have failed
-        self._stay()
 
     def _close(self, error: BaseException | None) -> None:
         Outcome.leave(error, self.step)
@@ -274,7 +267,7 @@ class Site:
     # Joining -------------------------------------------------------------------------------
 
     def _join(self) -> int:
-        """The step to go on from."""
+        """Join, again until the sites of the run agree; the step to go on from."""
         hello = wire.Hello(
             run_id=self._member.run_id,
             protocol=PROTOCOL,
@@ -290,35 +283,19 @@ class Site:
             error=self._member.error,
             card=self._masker.card() if self._masker else None,
         )
-        welcome = self._agree(hello)
-        if self._masker:
-            self._masker.meet(welcome.roster, welcome.epoch)
-        if welcome.send_initial:
-            self._open_run()
-        return self._exchange.begin(list(welcome.versions), welcome.run_step)
-
-    def _make_masker(self) -> Masker:
-        """This site's masks, whose keys are in its folder."""
-        member = self._member
-        assert member.identity is not None, "a site that has a link has an identity"
-        check_maskable(self.replica.layout)
-        names = site_names(self.config)
-        needed = self.config.round.quorum or len(names)
-        return Masker(member.identity, member.run_id, names, needed, member.folder)
-
-    def _agree(self, hello: wire.Hello) -> wire.Welcome:
-        """Join, and ask again until the sites of the run agree."""
         said, (pause_s, most_s) = "", ASK_AGAIN_S
-        while True:
-            welcome = self._group.lead_long(lambda: self._stub.link.join(hello))
-            if not welcome.is_waiting:
-                tell_welcome()
-                return welcome
+        while (welcome := self._group.lead_long(lambda: self._stub.link.join(hello))).is_waiting:
             if welcome.text != said:
                 said = welcome.text
                 log.info("waiting: %s", said)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, most_s)
+        tell_welcome()
+        if self._masker:
+            self._masker.meet(welcome.roster, welcome.epoch)
+        if welcome.send_initial:
+            self._open_run()
+        return self._exchange.begin(list(welcome.versions), welcome.run_step)
 
     # The end -------------------------------------------------------------------------------
 

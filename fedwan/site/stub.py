@@ -10,12 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, cast
 
 import safetensors.torch
 from torch import Tensor
 
 from fedwan.codecs import Payload, fp32
+from fedwan.codecs.payload import Source
 from fedwan.errors import FedwanError, LinkLost, RunStopped
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
@@ -114,19 +116,33 @@ class CoordinatorStub:
     def _download(self, kind: wire.DownloadRequest.Kind, **which: Any) -> Delivery:
         return self.link.download(Asked(run_id=self._run_id, kind=kind, **which))
 
-    def _download_whole(self, kind: wire.DownloadRequest.Kind, **which: Any) -> Delivery:
-        """Weights or the like, all of it, once the coordinator has a copy for this site."""
-        deadline = time.monotonic() + COPY_S
-        while True:
-            found = self._download(kind, **which)
-            if found.header.status != wire.DownloadHeader.NOT_YET:
-                return found
-            if time.monotonic() > deadline:
-                raise LinkLost(
-                    f"the coordinator has had no copy of its weights for this site for {COPY_S:g} "
-                    "s: earlier downloads have not ended; see in its journal what it waits for"
-                )
-            time.sleep(self._poll_s)
+    def _whole(
+        self,
+        kind: wire.DownloadRequest.Kind,
+        read: Callable[[Source], State],
+        **which: Any,
+    ) -> tuple[State | None, wire.DownloadHeader]:
+        """Weights or the like, once the coordinator has a copy, at rank 0, and its header."""
+        kept: list[State] = []
+
+        def fetch() -> wire.DownloadHeader:
+            deadline = time.monotonic() + COPY_S
+            while True:
+                header, payload = self._download(kind, **which)
+                if payload is not None:
+                    kept.append(read(payload))
+                if header.status != wire.DownloadHeader.NOT_YET:
+                    return header
+                if time.monotonic() > deadline:
+                    raise LinkLost(
+                        "the coordinator has had no copy of its weights for this site for "
+                        f"{COPY_S:g} s: earlier downloads have not ended; see in its journal what "
+                        "it waits for"
+                    )
+                time.sleep(self._poll_s)
+
+        header = self._group.lead_long(fetch)
+        return (kept[0] if kept else None), header
 
     def fetch_update(self, fragment: int, version: int, between: Callable[[], None]) -> Delivery:
         """The update of a fragment that leads to `version`, or word that it is superseded.
@@ -185,30 +201,18 @@ class CoordinatorStub:
         of the version that it `repeats` the last steps from; or where it can follow the updates
         from the versions that it has.
         """
-        kept: list[State] = []
-
-        def fetch() -> wire.DownloadHeader:
-            held = {"held_sha256": held_sha256, "held_versions": held_versions}
-            header, payload = self._download_whole(kind, version=repeats, **held)
-            if payload is not None:
-                kept.append(fp32().decode(payload, self._layout))
-            return header
-
-        header = self._group.lead_long(fetch)
-        return (kept[0] if kept else None), header
+        held = {"held_sha256": held_sha256, "held_versions": held_versions}
+        read = partial(fp32().decode, layout=self._layout)
+        return self._whole(kind, read, version=repeats, **held)
 
     def fetch_outer(self) -> tuple[State | None, list[int]]:
         """The optimiser's state that sites mirror, at rank 0, and the versions that it is of."""
-        kept: list[State] = []
 
-        def fetch() -> list[int]:
-            header, payload = self._download_whole(Asked.OUTER)
-            assert payload is not None, "it is sent whole"
-            kept.append(safetensors.torch.load(bytes(payload.read(0, payload.num_bytes))))
-            return list(header.versions)
+        def read(payload: Source) -> State:
+            return safetensors.torch.load(bytes(payload.read(0, payload.num_bytes)))
 
-        versions = self._group.lead_long(fetch)
-        return (kept[0] if kept else None), versions
+        outer, header = self._whole(Asked.OUTER, read)
+        return outer, list(header.versions)
 
 
 def is_here(update: Future[Delivery] | None) -> bool:
@@ -220,16 +224,6 @@ def is_here(update: Future[Delivery] | None) -> bool:
 def is_superseded(update: Delivery) -> bool:
     """Whether the version asked for is past: only the global weights can be had."""
     return update.header.status == wire.DownloadHeader.SUPERSEDED
-
-
-def is_held(header: wire.DownloadHeader) -> bool:
-    """Whether this site has the weights that it asked for."""
-    return header.status == wire.DownloadHeader.HELD
-
-
-def can_follow(header: wire.DownloadHeader) -> bool:
-    """Whether updates lead from the weights that this site has to the present ones."""
-    return header.status == wire.DownloadHeader.BEHIND
 
 
 def is_merged(header: wire.DownloadHeader, start: int, into: int) -> bool:

@@ -122,9 +122,8 @@ class Vitals:
 
     def _examine(self, some: Any, device: torch.device) -> dict[str, Tensor]:
         workload, held_out = self._workload, self._shard.held_out
-        if not isinstance(workload, Examinable) or not isinstance(held_out, Batch):
-            return {}
-        if len(held_out.y) == 0:
+        is_known = isinstance(held_out, Batch) and len(held_out.y) > 0
+        if not isinstance(workload, Examinable) or not is_known:
             return {}
         seed = derive_seed(*self._seed, "examine", self._steps)
         alike = _alike(some, held_out, self._num, torch.Generator().manual_seed(seed))
@@ -166,17 +165,14 @@ def distinct_share(keys: Tensor, num_samples: int) -> float:
     """
     num = len(keys)
     times = torch.unique(keys, return_counts=True)[1]
-    found = len(times)
+    found = float(len(times))
     if found == num:
         return 1.0
-    if num >= num_samples:
-        return found / num
     once, twice = int((times == 1).sum()), int((times == 2).sum())
-    if once:
+    if once and num < num_samples:
         sure = max(0.0, twice - DEVIATIONS * math.sqrt(twice))
-        unseen = once**2 / (2 * sure * num / (num - 1) + once * num / (num_samples - num))
-        return min(1.0, (found + unseen) / num_samples)
-    return found / num_samples
+        found += once**2 / (2 * sure * num / (num - 1) + once * num / (num_samples - num))
+    return min(1.0, found / max(num, num_samples))
 
 
 def _alike(

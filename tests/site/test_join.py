@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -19,12 +18,12 @@ from fedwan.coordinator.model import GlobalModel
 from fedwan.errors import UserError
 from fedwan.link import wire_pb2 as wire
 from fedwan.simulation import Absence, simulate
-from fedwan.site import alone
+from fedwan.site import alone, quality
 from fedwan.site.alone import Alone
 from fedwan.site.site import Site
 from fedwan.state import State, hash_state
 from tests.site.support import Batches, asked, network
-from tests.support import WrappedLink, same_bits
+from tests.support import same_bits
 
 STEPS = 12
 PLAIN = {  # outer steps that take the mean of one site's weights for the new ones
@@ -77,6 +76,18 @@ class Trainer:
         return {f"net/{n}": p.detach().clone() for n, p in self.net.named_parameters()}
 
 
+def loop(
+    trainer: Trainer,
+    body: Callable[[Trainer, Any], object] = lambda trainer, site: trainer.step(site.reduce),
+    **options: Any,
+) -> Trainer:
+    """A script whose steps are `body`, as it ended; options are of `fedwan.join`."""
+    with trainer.join(**options) as site:
+        for _ in site:
+            body(trainer, site)
+    return trainer
+
+
 def plainly(kind: str) -> Trainer:
     trainer = Trainer(kind)
     for _ in range(STEPS):
@@ -89,15 +100,23 @@ def joined(kind: str, folder: Path, words: str, **absences: Absence) -> tuple[St
     trainers: list[Trainer] = []
 
     def train(_: object) -> None:
-        trainer = Trainer(kind)
-        trainers.append(trainer)
-        with trainer.join() as site:
-            for _ in site:
-                site.log(loss=trainer.step(site.reduce))
+        trainers.append(trainer := Trainer(kind))
+        loop(trainer, lambda _, site: site.log(loss=trainer.step(site.reduce)))
 
     config = asked("steps=12", *words.split())
     run = simulate(config, folder, train=train, absences=absences)
     return run.model.state, trainers[-1]
+
+
+def without(monkeypatch: pytest.MonkeyPatch, kind: wire.DownloadRequest.Kind) -> None:
+    """Nobody may fetch this."""
+    snapshot = GlobalModel.snapshot
+
+    def of_others(model: GlobalModel, wanted: wire.DownloadRequest.Kind) -> Any:
+        assert wanted != kind, "was fetched"
+        return snapshot(model, wanted)
+
+    monkeypatch.setattr(GlobalModel, "snapshot", of_others)
 
 
 # What joining changes ----------------------------------------------------------------------------
@@ -121,13 +140,7 @@ def test_one_site_whose_mean_is_its_own_weights_takes_the_plain_scripts_steps(
 def test_a_killed_script_takes_the_steps_that_it_would_have_taken_and_fetches_no_weights(
     words: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    snapshot = GlobalModel.snapshot
-
-    def of_no_weights(model: GlobalModel, kind: wire.DownloadRequest.Kind) -> Any:
-        assert kind != wire.DownloadRequest.GLOBAL, "were fetched"
-        return snapshot(model, kind)
-
-    monkeypatch.setattr(GlobalModel, "snapshot", of_no_weights)
+    without(monkeypatch, wire.DownloadRequest.GLOBAL)
     whole, first = joined(kind, tmp_path / "a", f"{words} h=2")
     again, second = joined(kind, tmp_path / "b", f"{words} h=2", s1=Absence(0.5, 0.5))
     assert same_bits(whole, again)
@@ -153,56 +166,50 @@ def test_weights_that_are_put_in_the_place_of_others_travel(
 ) -> None:
     trainers: list[Trainer] = []
 
+    def body(trainer: Trainer, site: Any) -> None:
+        trainer.step()
+        way(trainer)
+        trainer.net.count = trainer.net.count + 1
+
     def train(_: object) -> None:
         trainers.append(trainer := Trainer("sgd"))
         trainer.net.register_buffer("count", torch.zeros((), dtype=torch.int64))
-        with trainer.join() as site:
-            for _ in site:
-                site.log(loss=trainer.step())
-                way(trainer)
-                trainer.net.count = trainer.net.count + 1
+        loop(trainer, body)
 
     run = simulate(asked("steps=12", "h=4"), tmp_path, train=train)
     assert int(run.model.state["net/count"]) == STEPS
-    for trainer in trainers:
-        state = {"net/" + name: value for name, value in trainer.net.state_dict().items()}
-        torch.testing.assert_close(state, run.model.state)
+    state = {"net/" + name: value for name, value in trainers[0].net.state_dict().items()}
+    torch.testing.assert_close(state, run.model.state)
 
 
 def test_evaluation_leaves_the_scripts_generators_alone(tmp_path: Path) -> None:
-    def draws(folder: Path, *words: str) -> list[list[float]]:
-        drawn: list[list[float]] = []
+    def draws(*words: str) -> list[float]:
+        drawn: list[float] = []
 
-        def evaluate(_: int) -> dict[str, object]:
-            return {"fd": np.float32(random.random() + np.random.rand())}
+        def draw() -> float:
+            return random.random() + np.random.rand() + float(torch.rand(()))
 
         def train(_: object) -> None:
-            trainer = Trainer("sgd")
             random.seed(0)
             np.random.seed(0)
-            drawn.append(own := [])
-            with trainer.join(evaluate=evaluate) as site:
-                for _ in site:
-                    site.log(loss=trainer.step(site.reduce))
-                    own += [random.random(), np.random.rand(), float(torch.rand(()))]
+            evaluate = {"evaluate": lambda seed: {"fd": np.float32(draw())}}
+            loop(Trainer("sgd"), lambda trainer, site: drawn.append(draw()), **evaluate)
 
-        simulate(asked("steps=12", "sites=1", "h=4", *words), folder, train=train)
+        simulate(asked("steps=12", *words), tmp_path / words[0], train=train)
         return drawn
 
-    often = draws(tmp_path / "a", "eval.every=4")
-    assert often == draws(tmp_path / "b", "eval.every=0")
+    assert draws("eval.every=4") == draws("eval.every=0")
 
 
 def test_of_many_figures_the_first_are_taken(tmp_path: Path) -> None:
-    def train(_: object) -> None:
-        trainer = Trainer("sgd")
-        figures = {"fd": 1.0} | {f"fd_of_class_{n}": float(n) for n in range(100)}
-        with trainer.join(evaluate=lambda seed: figures) as site:
-            for _ in site:
-                trainer.step(site.reduce)
-
-    quality = simulate(asked("steps=4", "sites=1", "h=4"), tmp_path, train=train).totals.quality
-    assert quality["fd"] == 1.0 and "fd_of_class_62" in quality and "fd_of_class_63" not in quality
+    figures = {"fd": 1.0} | {f"fd_of_class_{n}": float(n) for n in range(100)}
+    ran = simulate(
+        asked("steps=4"),
+        tmp_path,
+        train=lambda _: loop(Trainer("sgd"), evaluate=lambda seed: figures),
+    )
+    found = ran.totals.quality
+    assert found["fd"] == 1.0 and "fd_of_class_62" in found and "fd_of_class_63" not in found
 
 
 class InOneProcess(nn.parallel.DistributedDataParallel):
@@ -211,7 +218,6 @@ class InOneProcess(nn.parallel.DistributedDataParallel):
         self.module = module
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of torch's own compiler
 @pytest.mark.parametrize(
     "wrap",
@@ -223,16 +229,11 @@ class InOneProcess(nn.parallel.DistributedDataParallel):
     ids=["compiled ddp", "ddp of compiled", "dp"],
 )
 def test_names_are_those_of_the_network_whatever_is_around_it(
-    wrap: Callable[[nn.Module], nn.Module], tmp_path: Path
+    wrap: Callable[[nn.Module], nn.Module],
 ) -> None:
-    def train(_: object) -> None:
-        trainer = Trainer("adamw")
-        with trainer.join(networks={"net": wrap(trainer.net)}) as site:
-            for _ in site:
-                trainer.step()
-
-    run = simulate(asked("steps=4"), tmp_path, train=train)
-    assert run.model.state.keys() == Trainer("adamw").weights().keys()
+    trainer = Trainer("adamw")
+    site: Any = trainer.join(networks={"net": wrap(trainer.net)}, steps=1)
+    assert site._script.networks == {"net": trainer.net}
 
 
 # One line each -----------------------------------------------------------------------------------
@@ -246,130 +247,65 @@ def refused(folder: Path, train: Callable[[Trainer], object], *words: str) -> st
     return text
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"evaluate": lambda seed: 0.5}, "evaluate returned float, not figures by name; return"),
-        (
-            {"evaluate": lambda seed: {"fd": torch.ones(2)}},
-            "evaluate returned a Tensor of shape (2,) as 'fd'; give each figure as a number",
-        ),
-        ({"evaluate": lambda seed: {"fd": "low"}}, "evaluate returned a str as 'fd'; give each"),
-        ({"evaluate": lambda seed: {"fd": seed.fd}}, "evaluate failed: AttributeError: 'int' obj"),
-        ({"sample": lambda num, seed: [num]}, "sample(1, 0) returned [1]; return one tensor of"),
-        ({"sample": lambda n, seed: torch.ones(n, 8, 8)}, "of shape (1, 8, 8); return one tensor"),
-        ({"sample": lambda num, seed: 1 / 0}, "sample failed: ZeroDivisionError: division by zero"),
-    ],
-)
-def test_what_measures_and_fails_is_told_before_the_first_step_alone_and_in_a_run(
-    tmp_path: Path, options: dict[str, Any], told: str
+def never(trainer: Trainer, site: object) -> None:
+    raise AssertionError("a step was begun")
+
+
+def past_end(trainer: Trainer) -> None:
+    with trainer.join(steps=4) as site:
+        for _ in range(5):
+            trainer.step(site.reduce)
+            site.after_step()
+
+
+ALONE_TOO: list[tuple[Callable[[Trainer], object] | dict[str, Any], str]] = [
+    ({"evaluate": lambda seed: 0.5}, "evaluate returned a float; return numbers by name"),
+    ({"evaluate": lambda seed: {"fd": torch.ones(2)}}, "evaluate returned a Tensor as 'fd'"),
+    ({"evaluate": lambda seed: {"fd": "low"}}, "evaluate returned a str as 'fd'; return"),
+    ({"evaluate": lambda seed: {"fd": seed.fd}}, "evaluate failed: AttributeError: 'int' obj"),
+    ({"sample": lambda num, seed: [num]}, "sample(1, 0) returned a list of shape (); return one"),
+    ({"sample": lambda n, seed: torch.ones(n, 8, 8)}, "of shape (1, 8, 8); return one tensor"),
+    ({"sample": lambda num, seed: 1 / 0}, "sample failed: ZeroDivisionError: division by zero"),
+    ({"networks": [nn.Linear(2, 2)]}, "got no networks by name, but a list; give at least one"),
+    ({"networks": {"my.net": nn.Linear(2, 2)}}, "networks has the name 'my.net', of which no"),
+    ({"networks": {}}, "got no networks by name, but a dict; give"),
+    ({"optimizers": {}}, "got no optimizers by name, but a dict; give"),
+    (
+        {"optimizers": {"net": torch.optim.SGD(network().parameters())}},
+        "no optimiser holds a parameter of net",
+    ),
+    ({"kinds": {"nett": "regression"}}, "kinds['nett'] = 'regression': trained are net"),
+    ({"kinds": {"net": "regresion"}}, "kinds are adversarial and regression"),
+    ({"state": {"loader": 3}}, "state['loader'] is a int, which has no state_dict"),
+    (
+        lambda trainer: loop(trainer, lambda trainer, site: next(iter(())), steps=4),
+        "the script's data ended at step 0 of 4; take a loader that begins anew, as",
+    ),
+    (
+        lambda trainer: loop(trainer, lambda trainer, site: site.log(loss="low"), steps=4),
+        "site.log(loss='low') is no number; give one, such as loss.mean()",
+    ),
+    (
+        lambda trainer: loop(trainer, lambda _, site: site.log(loss=torch.zeros(3)), steps=4),
+        "site.log(loss='tensor([0., 0., 0.])') is no number",
+    ),
+    (past_end, "a step was begun at step 4 of 4, after the end of the run; leave the loop once"),
+    (lambda trainer: list(trainer.join(steps=4)), "write `with fedwan.join(...) as site:` around"),
+]
+
+
+@pytest.mark.parametrize(("script", "told"), ALONE_TOO)
+def test_what_cannot_be_joined_or_goes_wrong_is_told_alone_and_in_a_run(
+    script: Callable[[Trainer], object] | dict[str, Any], told: str, tmp_path: Path
 ) -> None:
-    def train(trainer: Trainer) -> None:
-        with trainer.join(**options) as site:
-            for _ in site:
-                raise AssertionError("a step was begun")
+    def train(trainer: Trainer) -> object:
+        if isinstance(script, dict):
+            return loop(trainer, never, steps=4, **script)
+        return script(trainer)
 
-    assert told in refused(tmp_path, train, "steps=4", "sites=1", "h=4")
-    with pytest.raises(UserError, match=re.escape(told)), Trainer("sgd").join(steps=2, **options):
-        pass
-
-
-def test_data_that_end_are_told_alone_and_in_a_run(tmp_path: Path) -> None:
-    def train(trainer: Trainer) -> None:
-        batches = iter(range(2))
-        with trainer.join(steps=4) as site:
-            for _ in site:
-                next(batches)
-                trainer.step(site.reduce)
-
-    told = "the script's data ended at step 2 of 4; take a loader that begins anew, as"
-    assert told in refused(tmp_path, train, "steps=4", "sites=1", "h=4")
-    with pytest.raises(UserError, match=told):
-        train(Trainer("sgd"))
-
-
-@pytest.mark.parametrize(
-    ("networks", "told"),
-    [
-        (lambda net: [net], "fedwan.join got networks as a list; give them by name, as in net"),
-        (lambda net: {"my.net": net}, "networks has the name 'my.net', of which no setting can be"),
-    ],
-)
-def test_networks_without_a_name_that_settings_can_have_are_refused(
-    networks: Callable[[nn.Module], Any], told: str
-) -> None:
-    trainer = Trainer("sgd")
-    with pytest.raises(UserError, match=told):
-        trainer.join(networks=networks(trainer.net), steps=2)
-
-
-def test_a_loss_that_is_no_number_is_told_alone_and_in_a_run(tmp_path: Path) -> None:
-    def train(trainer: Trainer) -> None:
-        with trainer.join(steps=4) as site:
-            for _ in site:
-                site.log(loss="low")
-
-    told = "site.log(loss='low') is no number; give one, such as loss.mean()"
-    assert refused(tmp_path, train, "steps=4", "sites=1", "h=4") == told
+    assert told in refused(tmp_path, train, "steps=4", "h=4")
     with pytest.raises(UserError, match=re.escape(told)):
         train(Trainer("sgd"))
-
-
-def test_a_step_after_the_end_is_told_alone_and_in_a_run(tmp_path: Path) -> None:
-    def train(trainer: Trainer) -> None:
-        with trainer.join(steps=4) as site:
-            for _ in range(5):
-                trainer.step(site.reduce)
-                site.after_step()
-
-    told = "a step was begun at step 4 of 4, after the end of the run; leave the loop once"
-    assert told in refused(tmp_path, train, "steps=4", "sites=1", "h=4")
-    with pytest.raises(UserError, match=told):
-        train(Trainer("sgd"))
-
-
-def test_alone_quality_is_measured_at_both_ends_and_an_early_end_is_told(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    trainer, drawn = Trainer("sgd"), torch.get_rng_state()
-
-    def evaluate(seed: int) -> dict[str, float]:
-        assert not trainer.net.training and not torch.is_grad_enabled()
-        return {"fd": float(torch.rand(()) > -1)}
-
-    with trainer.join(steps=3, evaluate=evaluate) as site:
-        for step in site:
-            site.log(loss=1.0)
-            if step == 1:
-                break
-    assert trainer.net.training and torch.equal(torch.get_rng_state(), drawn)
-    told = capsys.readouterr().out.splitlines()
-    assert told[:3] == ["step 0 of 3: fd 1", "step 1 of 3: loss 1", "step 1 of 3: fd 1"]
-    assert told[3].startswith(
-        "in a run this would end the site: the script left its loop at step 1"
-    )
-
-
-def test_a_loop_without_the_with_statement_is_told(tmp_path: Path) -> None:
-    text = refused(tmp_path, lambda trainer: list(trainer.join()), "steps=4", "sites=1", "h=4")
-    assert "write `with fedwan.join(...) as site:` around it" in text
-
-
-def test_under_sync_reduce_clips_as_the_coordinator_does(tmp_path: Path) -> None:
-    norms: list[float] = []
-
-    def train(_: object) -> None:
-        trainer = Trainer("adamw")
-        trainer.scheduler = None
-        with trainer.join(state={}) as site:
-            for _ in site:
-                trainer.step(site.reduce)
-                grads = [p.grad for p in trainer.net.parameters() if p.grad is not None]
-                norms.append(float(nn.utils.get_total_norm(grads)))
-
-    run = simulate(asked("strategy=sync", "inner.net.clip_norm=0.01"), tmp_path, train=train)
-    assert set(run.site_sha256.values()) == {hash_state(run.model.state)}
-    assert max(norms) == pytest.approx(0.01, rel=1e-3)
 
 
 class Odd:
@@ -382,30 +318,9 @@ class Odd:
         raise AssertionError
 
 
-def test_what_cannot_be_joined_is_refused_in_one_line(tmp_path: Path) -> None:
-    stranger = torch.optim.SGD(network().parameters())
-    for options, text in (
-        ({"networks": {}}, "got no networks; give at least one"),
-        ({"optimizers": {}}, "got no optimizers; give at least one"),
-        ({"optimizers": {"net": stranger}}, "no optimiser holds a parameter of net"),
-        ({"kinds": {"nett": "regression"}}, "kinds['nett'] = 'regression': trained are net"),
-        ({"state": {"loader": 3}}, "state['loader'] = 3 has no state_dict and load_state_dict"),
-        ({"kinds": {"net": "regresion"}}, "kinds are adversarial and regression"),
-    ):
-        assert text in refused(tmp_path, lambda trainer, o=options: trainer.join(**o))  # type: ignore[misc]
-
-
 def stray(trainer: Trainer) -> None:
     trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
     trainer.join()
-
-
-def loop(trainer: Trainer, leave_at: int = -1, **options: Any) -> None:
-    with trainer.join(**options) as site:
-        for step in site:
-            trainer.step()
-            if step == leave_at:
-                break
 
 
 def share(trainer: Trainer) -> None:
@@ -414,55 +329,15 @@ def share(trainer: Trainer) -> None:
     trainer.join(networks={"d": trainer.net, "q": head})
 
 
-def odd(trainer: Trainer) -> None:
-    loop(trainer, state={"odd": Odd()})
-
-
-def no_reduce(trainer: Trainer) -> None:
-    loop(trainer, state={})
-
-
-def assign(trainer: Trainer) -> None:
-    with trainer.join() as site:
-        for _ in site:
-            trainer.step()
-            weights = {n: t.clone() for n, t in trainer.net.state_dict().items()}
-            trainer.net.load_state_dict(weights, assign=True)
-
-
 def follower(trainer: Trainer) -> None:
     ema = network()
-    with trainer.join(networks={"net": trainer.net, "ema": ema}) as site:
-        for _ in site:
-            trainer.step()
-            with torch.no_grad():
-                for param in ema.parameters():
-                    param.mul_(0.9)
 
+    def follow(trainer: Trainer, site: object) -> None:
+        trainer.step()
+        with torch.no_grad():
+            torch._foreach_mul_(list(ema.parameters()), 0.9)
 
-def add_late(trainer: Trainer) -> None:
-    with trainer.join() as site:
-        for _ in site:
-            trainer.step()
-            trainer.net.register_parameter("scale", nn.Parameter(torch.ones(1)))
-
-
-def grow(trainer: Trainer) -> None:
-    trainer.net.register_buffer("seen", torch.zeros(2))
-    with trainer.join() as site:
-        for _ in site:
-            trainer.step()
-            trainer.net.register_buffer("seen", torch.zeros(4))
-
-
-def shrink_late(trainer: Trainer) -> None:
-    """In place, so that it is the same tensor at the same address."""
-    trainer.net.register_buffer("seen", torch.zeros(4))
-    with trainer.join() as site:
-        for step in site:
-            trainer.step()
-            if step == site.num_steps - 1:
-                trainer.net.get_buffer("seen").resize_(2)
+    loop(trainer, follow, networks={"net": trainer.net, "ema": ema})
 
 
 def spread(trainer: Trainer) -> None:
@@ -470,113 +345,120 @@ def spread(trainer: Trainer) -> None:
     trainer.join()
 
 
-def remember(trainer: Trainer) -> None:
-    with trainer.join() as site:
-        for _ in site:
-            trainer.step()
-            trainer.optimizer.state["global"] = {"steps": 1}  # type: ignore[index]
-
-
-def reduce_twice(trainer: Trainer) -> None:
-    with trainer.join(state={}) as site:
-        for _ in site:
-            trainer.step(site.reduce)
-            site.reduce()
-
-
-def scheduled(trainer: Trainer) -> None:
-    """By a scheduler that is not in `state`, where it would be refused at once."""
-    with trainer.join(state={}) as site:
-        for _ in site:
-            trainer.step(site.reduce)
-
-
-def clip_late(trainer: Trainer) -> None:
-    trainer.scheduler = None
-    with trainer.join(state={}) as site:
-        for _ in site:
-            parameters = trainer.net.parameters()
-            trainer.step(lambda p=parameters: (site.reduce(), nn.utils.clip_grad_norm_(p, 0.01)))
-
-
-def step_twice(trainer: Trainer) -> None:
-    with trainer.join(state={}) as site:
-        for _ in site:
-            trainer.step(site.reduce)
-            trainer.optimizer.step()
-
-
-def reduce_early(trainer: Trainer) -> None:
-    with trainer.join(state={}) as site:
-        for _ in site:
-            site.reduce()
-            trainer.step()
-
-
-def log_many(trainer: Trainer) -> None:
-    with trainer.join() as site:
-        for _ in site:
-            site.log(loss=torch.zeros(3))
+def shrink_late(trainer: Trainer) -> None:
+    """In place, so that it is the same tensor at the same address."""
+    trainer.net.register_buffer("seen", torch.zeros(4))
+    last = 7
+    loop(trainer, lambda trainer, site: trainer.net.seen.resize_(4 if site.step < last else 2))
 
 
 def leave_early(trainer: Trainer) -> None:
-    loop(trainer, 2)
+    with trainer.join() as site:
+        for step in site:
+            if step == 2:
+                break
+
+
+def clip_late(trainer: Trainer, site: Any) -> None:
+    params = trainer.net.parameters()
+    trainer.step(lambda: (site.reduce(), nn.utils.clip_grad_norm_(params, 0.01)))
+
+
+def assign(trainer: Trainer, site: object) -> None:
+    weights = {name: value.clone() for name, value in trainer.net.state_dict().items()}
+    trainer.net.load_state_dict(weights, assign=True)
+
+
+def add_late(trainer: Trainer, site: object) -> None:
+    trainer.net.register_parameter("scale", nn.Parameter(torch.ones(1)))
+
+
+def remember(trainer: Trainer, site: object) -> None:
+    trainer.optimizer.state["global"] = {"steps": 1}  # type: ignore[index]
+
+
+def in_loop(body: Callable[[Trainer, Any], object]) -> Callable[[Trainer], object]:
+    """A script with this body, without a scheduler."""
+
+    def train(trainer: Trainer) -> None:
+        trainer.scheduler = None
+        loop(trainer, body, state={})
+
+    train.__name__ = body.__name__
+    return train
+
+
+NO_REDUCE = in_loop(lambda trainer, site: trainer.step())
 
 
 @pytest.mark.parametrize(
     ("train", "words", "says"),
     [
         (stray, "strategy=diloco", "holds a parameter of shape (3,) that is in none of"),
+        (share, "strategy=diloco", "'d/0.0.weight' and 'q/0.weight' are one parameter, which"),
         (
-            share,
+            lambda trainer: loop(trainer, state={"odd": Odd()}),
             "strategy=diloco",
-            "'d/0.0.weight' and 'q/0.weight' are one parameter, which would",
+            "state['odd'] cannot be kept in a checkpoint: it holds",
         ),
-        (odd, "strategy=diloco", "state['odd'].state_dict() holds"),
         (leave_early, "strategy=diloco", "left its loop at step 2 of 8"),
-        (no_reduce, "strategy=sync", "an optimiser has stepped before site.reduce(), and this"),
-        (no_reduce, "strategy=parameter_server", "has stepped before site.reduce(), and this"),
-        (clip_late, "strategy=sync", "gradients of 'net' have changed since site.reduce(), as by"),
-        (reduce_early, "strategy=sync", "gradients of 'net' have changed since site.reduce(), as"),
+        (NO_REDUCE, "strategy=sync", "an optimiser has stepped before it; call every backward()"),
+        (NO_REDUCE, "strategy=parameter_server", "an optimiser has stepped before it"),
+        (NO_REDUCE, "strategy=sync inner.net.lr=0.001", "its lr is 0.01, the settings say 0.001"),
+        (NO_REDUCE, "strategy=sync inner.net.name=sgd", "it is AdamW, the settings say 'sgd'"),
         (
-            scheduled,
-            "strategy=sync",
-            "the lr of 'net' is 0.00982963 at step 1, and the coordinator",
-        ),
-        (step_twice, "strategy=sync", "an optimiser has stepped twice after one site.reduce()"),
-        (loop, "strategy=sync", "state['scheduler'] is a CosineAnnealingLR, which the"),
-        (no_reduce, "strategy=sync inner.net.lr=0.001", "its lr is 0.01, the settings say 0.001"),
-        (no_reduce, "strategy=sync inner.net.name=sgd", "it is AdamW, the settings say 'sgd'"),
-        (
-            no_reduce,
+            NO_REDUCE,
             "strategy=diloco inner.net.name=adam inner.net.state=average",
             "is not the one that sites' moments merge: it is AdamW, the settings say 'adam'",
         ),
-        (assign, "strategy=diloco", "was replaced by another object, which no optimiser steps"),
-        (follower, "strategy=diloco", "leave 'ema' out of `networks`, and put it into `state`"),
-        (add_late, "strategy=diloco", "parameter 'net/scale' was added after fedwan.join"),
-        (grow, "strategy=diloco", "'net/seen' had the shape (2,) when training began and has (4,)"),
-        (shrink_late, "strategy=diloco h=1", "'net/seen' had the shape (4,) when training began"),
-        (spread, "strategy=diloco", "'net/mask' is an expanded view"),
-        (remember, "strategy=diloco", "keeps 'global', which no checkpoint"),
-        (reduce_twice, "strategy=sync", "site.reduce() was called twice in one step"),
-        (log_many, "strategy=diloco", "site.log(loss=...) got a tensor of shape (3,); give one"),
+        (in_loop(clip_late), "strategy=sync", "gradients of 'net' have changed since"),
+        (
+            in_loop(lambda trainer, site: (site.reduce(), trainer.step())),
+            "strategy=sync",
+            "gradients of 'net' have changed since",
+        ),
+        (loop, "strategy=sync", "at step 1 the lr of 'net' is 0.00982963, not 0.01"),
+        (
+            in_loop(lambda trainer, site: (trainer.step(site.reduce), trainer.optimizer.step())),
+            "strategy=sync",
+            "an optimiser has stepped twice after it",
+        ),
+        (
+            in_loop(lambda trainer, site: (trainer.step(site.reduce), site.reduce())),
+            "strategy=sync",
+            "site.reduce() was called twice in one step",
+        ),
+        (in_loop(assign), "strategy=diloco", "was added, replaced or given the shape"),
+        (in_loop(add_late), "strategy=diloco", "'net/scale' was added, replaced or given the"),
+        (shrink_late, "strategy=diloco h=1", "'net/seen' was added, replaced or given the shape"),
+        (follower, "strategy=diloco", "'ema/0.bias' was frozen when training began"),
+        (spread, "strategy=diloco", "'net/mask' lies on meta or is an expanded view"),
+        (in_loop(remember), "strategy=diloco", "keeps 'global' beside the state of its parameters"),
     ],
 )
 def test_a_script_that_goes_wrong_is_told_so(
-    train: Callable[[Trainer], None], words: str, says: str, tmp_path: Path
+    train: Callable[[Trainer], object], words: str, says: str, tmp_path: Path
 ) -> None:
     assert says in refused(tmp_path, train, *words.split())
 
 
-def test_an_error_of_the_scripts_own_is_the_one_that_is_raised(tmp_path: Path) -> None:
-    def train(_: object) -> None:
-        with Trainer("sgd").join() as site:
-            for _ in site:
-                raise ZeroDivisionError("a bug")
+def test_under_sync_reduce_clips_as_the_coordinator_does(tmp_path: Path) -> None:
+    norms: list[float] = []
 
-    with pytest.raises(ZeroDivisionError, match="a bug"):
-        simulate(asked(), tmp_path, train=train)
+    def body(trainer: Trainer, site: Any) -> None:
+        trainer.step(site.reduce)
+        grads = [p.grad for p in trainer.net.parameters() if p.grad is not None]
+        norms.append(float(nn.utils.get_total_norm(grads)))
+
+    config = asked("strategy=sync", "inner.net.clip_norm=0.01")
+    run = simulate(config, tmp_path, train=lambda _: in_loop(body)(Trainer("adamw")))
+    assert set(run.site_sha256.values()) == {hash_state(run.model.state)}
+    assert max(norms) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_an_error_of_the_scripts_own_is_the_one_that_is_raised(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError, match="division"):
+        simulate(asked(), tmp_path, train=lambda _: loop(Trainer("sgd"), lambda *_: 1 / 0))
 
 
 # Alone -------------------------------------------------------------------------------------------
@@ -598,16 +480,37 @@ def test_alone_each_step_is_said_once_and_the_last_one_always(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], every_s: float
 ) -> None:
     monkeypatch.setattr(alone, "SAY_EVERY_S", every_s)
-    with Trainer("sgd").join(steps=2) as site:
-        for step in site:
-            site.log(loss=float(step))
+    loop(Trainer("sgd"), lambda _, site: site.log(loss=float(site.step)), steps=2)
     lines = ["step 1 of 2: loss 0", "step 2 of 2: loss 1"]
     assert capsys.readouterr().out.splitlines() == (lines[1:] if every_s else lines)
 
 
-def test_alone_needs_a_number_of_steps() -> None:
+def test_alone_quality_is_measured_at_both_ends_and_an_early_end_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trainer, drawn = Trainer("sgd"), torch.get_rng_state()
+
+    def evaluate(seed: int) -> dict[str, float]:
+        assert not trainer.net.training and not torch.is_grad_enabled()
+        return {"fd": float(torch.rand(()) > -1)}
+
+    with trainer.join(steps=3, evaluate=evaluate) as site:
+        for step in site:
+            site.log(loss=1.0)
+            if step == 1:
+                break
+    assert trainer.net.training and torch.equal(torch.get_rng_state(), drawn)
+    told = capsys.readouterr().out.splitlines()
+    assert told[:3] == ["step 0 of 3: fd 1", "step 1 of 3: loss 1", "step 1 of 3: fd 1"]
+    assert "in a run this would end the site: the script left its loop at step 1" in told[3]
+
+
+def test_alone_needs_a_number_of_steps_and_a_loop_that_ends_them() -> None:
     with pytest.raises(UserError, match="steps = 0: .* give fedwan.join"):
         Trainer("sgd").join()
+    with Trainer("sgd").join(steps=2) as site, pytest.raises(UserError, match=r"at step 0; call"):
+        while not site.is_done:
+            pass
 
 
 # Other loops than one over the site --------------------------------------------------------------
@@ -659,16 +562,15 @@ def test_steps_count_that_were_taken_whatever_loop_takes_them(
 
 
 def test_losses_are_means_in_fp32_of_what_they_were_when_they_were_logged(tmp_path: Path) -> None:
-    def train(_: object) -> None:
-        trainer, running = Trainer("adamw"), torch.zeros(1)
-        with trainer.join() as site:
-            for _ in site:
-                trainer.step()
-                running += 1
-                site.log(low=torch.tensor(1.0, dtype=torch.bfloat16), running=running)
-                running.zero_()
+    running = torch.zeros(1)
 
-    run = simulate(asked("steps=600", "h=600"), tmp_path, train=train)
+    def body(trainer: Trainer, site: Any) -> None:
+        running.fill_(1)
+        site.log(low=torch.tensor(1.0, dtype=torch.bfloat16), running=running)
+        running.zero_()
+
+    config = asked("steps=600", "h=600")
+    run = simulate(config, tmp_path, train=lambda _: loop(Trainer("adamw"), body))
     (row,) = (row for row in run.records if row["kind"] == "round")
     assert row["losses"] == {"low": 1.0, "running": 1.0}
 
@@ -676,72 +578,37 @@ def test_losses_are_means_in_fp32_of_what_they_were_when_they_were_logged(tmp_pa
 def test_what_a_network_keeps_for_itself_may_grow(tmp_path: Path) -> None:
     """And dies once: with and without, it ends on the same bits."""
 
+    def body(trainer: Trainer, site: Any) -> None:
+        trainer.step()
+        trainer.net.register_buffer("cache", torch.zeros(2 + site.step), persistent=False)
+
     def train(_: object) -> None:
         trainer = Trainer("adamw")
         trainer.net.register_buffer("cache", torch.zeros(2), persistent=False)
-        trainer.net.register_buffer(
-            "turns", torch.zeros(2, dtype=torch.complex128), persistent=False
-        )
-        with trainer.join() as site:
-            for step in site:
-                trainer.step()
-                trainer.net.register_buffer("cache", torch.zeros(2 + step), persistent=False)
+        turns = torch.zeros(2, dtype=torch.complex128)
+        trainer.net.register_buffer("turns", turns, persistent=False)
+        loop(trainer, body)
 
-    found = [
-        simulate(asked("steps=12"), tmp_path / name, train=train, absences=absences).site_sha256
-        for name, absences in (("whole", {}), ("died", {"s1": Absence(0.5, 0.5)}))
-    ]
-    assert found[0] == found[1]
+    whole, died = (
+        simulate(asked("steps=12"), tmp_path / str(len(absences)), train=train, absences=absences)
+        for absences in ({}, {"s1": Absence(0.5, 0.5)})
+    )
+    assert whole.site_sha256 == died.site_sha256
 
 
 def test_a_frozen_network_does_not_move_while_quality_is_measured(tmp_path: Path) -> None:
-    means: list[float] = []
+    judge = nn.BatchNorm1d(4)
 
-    def train(_: object) -> None:
-        trainer, judge = Trainer("adamw"), nn.BatchNorm1d(4)
-
-        def evaluate(seed: int) -> dict[str, float]:
-            judge(torch.full((8, 4), 3.0))
-            return {"fd": 1.0}
-
-        networks = {"net": trainer.net, "judge": judge}
-        with trainer.join(networks=networks, evaluate=evaluate) as site:
-            for _ in site:
-                trainer.step()
-        means.append(float(judge.running_mean.sum()))
-
-    simulate(asked("eval.every=4"), tmp_path, train=train)
-    assert means == [0.0]
-
-
-def test_alone_a_loop_of_ones_own_that_ends_no_step_is_told_so() -> None:
-    with Trainer("sgd").join(steps=2) as site:
-        while not site.is_done:
-            site.after_step()
-        assert all(site.is_done for _ in range(2 * alone.MOST_ASKED))
-    with Trainer("sgd").join(steps=2) as site, pytest.raises(UserError, match=r"at step 0; call"):
-        while not site.is_done:
-            pass
-
-
-def test_a_loop_by_hand_hears_the_coordinator_after_each_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heard: list[int] = []
-    listen = Site._listen
-
-    def noted(self: Site, wait_s: float = 0.0) -> bool:
-        heard.append(self.step)
-        return listen(self, wait_s)
+    def evaluate(seed: int) -> dict[str, float]:
+        judge(torch.full((8, 4), 3.0))
+        return {"fd": 1.0}
 
     def train(_: object) -> None:
         trainer = Trainer("adamw")
-        with trainer.join() as site:
-            by_hand(trainer, site)
+        loop(trainer, networks={"net": trainer.net, "judge": judge}, evaluate=evaluate)
 
-    monkeypatch.setattr(Site, "_listen", noted)
-    simulate(asked("steps=16", "h=16"), tmp_path, train=train)
-    assert {*heard} >= {*range(1, 17)}
+    simulate(asked("eval.every=4"), tmp_path, train=train)
+    assert float(judge.running_mean.sum()) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -755,35 +622,10 @@ def test_a_loop_by_hand_hears_the_coordinator_after_each_step(
     ids=str,
 )
 def test_of_large_samples_as_many_are_shown_as_a_message_has_room_for(
-    shape: tuple[int, ...], num: int, dtype: torch.dtype, tmp_path: Path
+    shape: tuple[int, ...], num: int, dtype: torch.dtype
 ) -> None:
-    told: list[State] = []
-    asked_for: list[int] = []
-
-    def sample(count: int, seed: int) -> Tensor:
-        asked_for.append(count)
-        return torch.ones(()).expand(count, *shape)
-
-    class Listening(WrappedLink):
-        def report(self, report: wire.QualityReport) -> None:
-            told.append(safetensors.torch.load(report.samples))
-            self._inner.report(report)
-
-    def train(_: object) -> None:
-        trainer = Trainer("sgd")
-        with trainer.join(
-            evaluate=lambda seed: {"fd": 1.0, "real": torch.zeros(()).expand(70, *shape)},
-            sample=sample,
-        ) as site:
-            for _ in site:
-                trainer.step()
-
-    config = asked("steps=4", *PLAIN["local_sgd"].split(), "h=4", "eval.every=0")
-    ran = simulate(config, tmp_path, train=train, wrap=lambda _, link: Listening(link))
-    before, shown = told
-    assert before.keys() == shown.keys()
-    assert ran.totals.quality["fd"] == 1.0  # else the report was refused
-    assert asked_for == [1, max(1, num), max(1, num)]
+    made = torch.ones(()).expand(70, *shape)
+    shown = quality._fitting({"generated": made, "real": made})
     found = [(*value.shape, value.dtype) for value in shown.values()]
     assert found == [(num, *shape, dtype)] * (2 if num else 0)
 
@@ -791,18 +633,7 @@ def test_of_large_samples_as_many_are_shown_as_a_message_has_room_for(
 def test_a_script_that_measures_nothing_fetches_nothing_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    snapshot = GlobalModel.snapshot
-
-    def of_no_average(model: GlobalModel, kind: wire.DownloadRequest.Kind) -> Any:
-        assert kind != wire.DownloadRequest.EMA, "was fetched"
-        return snapshot(model, kind)
-
-    def train(_: object) -> None:
-        trainer = Trainer("sgd")
-        with trainer.join() as site:
-            for _ in site:
-                trainer.step()
-
-    monkeypatch.setattr(GlobalModel, "snapshot", of_no_average)
-    ran = simulate(asked("steps=8", "h=2", "eval.every=2"), tmp_path, train=train)
+    without(monkeypatch, wire.DownloadRequest.EMA)
+    config = asked("steps=8", "h=2", "eval.every=2")
+    ran = simulate(config, tmp_path, train=lambda _: loop(Trainer("sgd")))
     assert ran.totals.quality_version == 4 and ran.totals.quality == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,6 +75,23 @@ class Sites:
                 total[key] += delta[key] - owed[key]
         return merger, bundles, total
 
+    def question(self, name: str, version: int, bundles: Mapping[str, wire.MaskBundle]) -> Any:
+        """What a site is asked first of a version's sum."""
+        question = Unmasking(NAMES, 3, 0, version, BASIS, bundles).question(name, 0, version + 1)
+        assert question is not None
+        return question
+
+    def signed(self, bundles: Mapping[str, wire.MaskBundle]) -> tuple[Unmasking, wire.Unmask]:
+        """Version 0, whose list three sites have signed, and what the fourth is asked then."""
+        asked = Unmasking(NAMES, 3, 0, 0, BASIS, bundles)
+        for name in NAMES[:3]:
+            if (question := asked.question(name, 0, 1)) is not None:
+                assert not question.sealed
+                asked.hear(name, self.maskers[name].answer(question))
+        question = asked.question("s4", 0, 1)
+        assert question is not None and len(question.sealed) == len(NAMES)
+        return asked, question
+
     def ask(self, asked: Unmasking, version: int, answering: Collection[str]) -> None:
         """Put both questions to some sites."""
         for _ in ("sign", "reveal"):
@@ -112,8 +130,7 @@ def test_a_version_is_summed_over_one_list_of_sites_alone(folder: Path, tmp_path
     first = Unmasking(NAMES, 3, 0, 7, BASIS, bundles)
     sites.ask(first, 7, NAMES)
     fewer = {name: bundles[name] for name in NAMES[:4]}
-    one_less = Unmasking(NAMES, 3, 0, 7, BASIS, fewer).question("s1", 0, 8)
-    assert one_less is not None
+    one_less = sites.question("s1", 7, fewer)
     with pytest.raises(PayloadError, match="summed over s1, s2, s3, s4, s5 before; another sum"):
         sites.maskers["s1"].answer(one_less)
     # Nor by another process of the site, or after another start of the coordinator.
@@ -123,26 +140,17 @@ def test_a_version_is_summed_over_one_list_of_sites_alone(folder: Path, tmp_path
         assert [c.exchange_key for c in again.cards] == [c.exchange_key for c in sites.cards]
         with pytest.raises(PayloadError, match="another sum of it, over s1, s2, s3, s4, would"):
             again.maskers["s1"].answer(one_less)
-        question = Unmasking(NAMES, 3, 0, 7, BASIS, bundles).question("s1", 0, 8)
-        assert question is not None and again.maskers["s1"].answer(question).signature
+        assert again.maskers["s1"].answer(again.question("s1", 7, bundles)).signature
     # The same sites' other payloads, under one start, would tell their difference.
     _, others, _ = sites.send(7, NAMES)
-    question = Unmasking(NAMES, 3, 0, 7, BASIS, others).question("s1", 0, 8)
-    assert question is not None
     with pytest.raises(PayloadError, match="another sum"):
-        sites.maskers["s1"].answer(question)
+        sites.maskers["s1"].answer(sites.question("s1", 7, others))
 
 
 def test_shares_are_given_where_more_than_half_have_signed(folder: Path, tmp_path: Path) -> None:
     sites = Sites(folder, tmp_path)
     _, bundles, _ = sites.send(0, NAMES)
-    asked = Unmasking(NAMES, 3, 0, 0, BASIS, bundles)
-    for name in NAMES[:3]:
-        question = asked.question(name, 0, 1)
-        assert question is not None and not question.sealed
-        asked.hear(name, sites.maskers[name].answer(question))
-    question = asked.question("s4", 0, 1)
-    assert question is not None and len(question.sealed) == len(NAMES)
+    _, question = sites.signed(bundles)
     for change in ("repeat", "forge", "drop"):
         forged = wire.Unmask()
         forged.CopyFrom(question)
@@ -156,29 +164,19 @@ def test_shares_are_given_where_more_than_half_have_signed(folder: Path, tmp_pat
         with pytest.raises(PayloadError, match="shares are given where 3 sites have signed"):
             sites.maskers["s4"].answer(forged)
     sites.maskers["s1"].seal(sites.codec, 0, 1, WEIGHTS, bytes(4))
-    question = Unmasking(NAMES, 3, 0, 1, BASIS, bundles).question("s1", 0, 2)
-    assert question is not None
     with pytest.raises(PayloadError, match="starts from other weights, or is rounded otherwise"):
-        sites.maskers["s1"].answer(question)
-    few = Unmasking(NAMES, 3, 0, 1, BASIS, {name: bundles[name] for name in NAMES[:2]})
-    question = few.question("s1", 0, 2)
-    assert question is not None
+        sites.maskers["s1"].answer(sites.question("s1", 1, bundles))
+    few = {name: bundles[name] for name in NAMES[:2]}
     with pytest.raises(PayloadError, match="a sum of s1, s2 alone is asked for; 3 of 5 sites"):
-        sites.maskers["s1"].answer(question)
+        sites.maskers["s1"].answer(sites.question("s1", 1, few))
 
 
 def test_shares_of_another_attempt_are_not_given(folder: Path, tmp_path: Path) -> None:
     sites = Sites(folder, tmp_path)
     _, first, _ = sites.send(0, NAMES)
     _, second, _ = sites.send(0, NAMES)  # under the same masks with the others
-    asked = Unmasking(NAMES, 3, 0, 0, BASIS, first)
-    for name in NAMES[:3]:
-        if (question := asked.question(name, 0, 1)) is not None:
-            asked.hear(name, sites.maskers[name].answer(question))
-    question = asked.question("s4", 0, 1)
-    assert question is not None and question.signers
-    place = NAMES.index("s4")
-    question.sealed[0] = second["s1"].sealed[place]
+    _, question = sites.signed(first)
+    question.sealed[0] = second["s1"].sealed[NAMES.index("s4")]
     shares = sites.maskers["s4"].answer(question).shares
     assert shares[0] == b"" and all(len(share) == 16 for share in shares[1:])
 
@@ -206,15 +204,11 @@ def test_a_record_of_what_was_given_bears_a_torn_line(folder: Path, tmp_path: Pa
     path.write_text('[1, 0, 3, ["s1"')
     again = Sites(folder, tmp_path)
     _, bundles, _ = again.send(0, NAMES)
-    question = Unmasking(NAMES, 3, 0, 0, BASIS, bundles).question("s1", 0, 1)
-    assert question is not None
-    again.maskers["s1"].answer(question)
+    again.maskers["s1"].answer(again.question("s1", 0, bundles))
     third = Sites(folder, tmp_path)
     _, bundles, _ = third.send(0, NAMES[:4])
-    question = Unmasking(NAMES, 3, 0, 0, BASIS, bundles).question("s1", 0, 1)
-    assert question is not None
     with pytest.raises(PayloadError, match="another sum"):
-        third.maskers["s1"].answer(question)
+        third.maskers["s1"].answer(third.question("s1", 0, bundles))
 
 
 def test_who_gives_false_shares_is_found_out(folder: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,19 +12,23 @@ from fedwan.site.meter import Meter, Work
 NONE = Work(0, 0)
 
 
+class Clock:
+    """And a link."""
+
+    now, bytes_up, bytes_down = 50.0, 0, 0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.fixture
 def clock() -> Any:
-    return SimpleNamespace(now=50.0)
+    return Clock()
 
 
 @pytest.fixture
-def link() -> Any:
-    return SimpleNamespace(bytes_up=0, bytes_down=0)
-
-
-@pytest.fixture
-def meter(clock: Any, link: Any) -> Meter:
-    return Meter(link, lambda: float(clock.now))
+def meter(clock: Any) -> Meter:
+    return Meter(clock, clock)
 
 
 def test_waiting_is_not_computing_and_what_is_aside_is_neither_wherever_it_happens(
@@ -55,22 +58,20 @@ def test_waiting_is_not_computing_and_what_is_aside_is_neither_wherever_it_happe
     assert (work.compute_s, work.wait_s) == (8.0, 274.0)
 
 
-def test_each_contribution_tells_what_came_since_the_last(
-    meter: Meter, clock: Any, link: Any
-) -> None:
+def test_each_contribution_tells_what_came_since_the_last(meter: Meter, clock: Any) -> None:
     for step in (1, 2):
         meter.note_step_begins()
         meter.begin_step(4)
         clock.now += 0.5
         meter.end_step()
         meter.add_losses({"a": torch.tensor(float(step)), "b": torch.tensor(1.0)})
-    link.bytes_up, link.bytes_down = 100, 10
+    clock.bytes_up, clock.bytes_down = 100, 10
     assert meter.total == Work(2, 8)
     work = meter.work(2, meter.total)
     assert (work.step, work.steps, work.samples, work.compute_s) == (2, 2, 8, 1.0)
     assert dict(work.losses) == {"a": 1.5, "b": 1.0}
     assert (work.bytes_up, work.bytes_down) == (100, 10)
-    link.bytes_up = 130
+    clock.bytes_up = 130
     work = meter.work(2, NONE)
     assert (work.steps, work.samples, work.compute_s, work.wait_s) == (0, 0, 0.0, 0.0)
     assert dict(work.losses) == {} and (work.bytes_up, work.bytes_down) == (30, 0)

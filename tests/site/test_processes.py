@@ -5,6 +5,7 @@ All here share two processes, which are dear to start.
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Iterable
@@ -77,7 +78,8 @@ def distance(a: State, b: State) -> float:
 
 
 @pytest.mark.parametrize(
-    ("words", "way"), [(words, CUTS[index % len(CUTS)]) for index, words in enumerate(STRATEGIES)]
+    ("words", "way"),
+    [*zip(STRATEGIES, itertools.cycle(CUTS), strict=False), ("strategy=diloco", "gradients")],
 )
 def test_processes_that_take_the_same_steps_end_on_the_bits_of_one_and_cut_ones_on_the_same(
     words: str, way: str, pair: Processes, tmp_path: Path
@@ -87,16 +89,7 @@ def test_processes_that_take_the_same_steps_end_on_the_bits_of_one_and_cut_ones_
     assert first.sha256 == one.sha256 == {second.ended.sha256}
     first, second = together(pair, tmp_path / "cut", words, way)
     assert first.sha256 == {second.ended.sha256}
-
-
-@pytest.mark.parametrize("way", CUTS)
-def test_every_way_of_cutting_a_network_trains_like_one_process(
-    way: str, pair: Processes, tmp_path: Path
-) -> None:
-    one = apart(tmp_path / "one", "strategy=diloco sites=2")
-    first, second = together(pair, tmp_path / "two", "strategy=diloco sites=2", way)
-    assert first.sha256 == {second.ended.sha256}
-    assert 0 < distance(first.state, one.state) < 1e-6
+    assert "codec" in words or "sparse" in words or distance(first.state, one.state) < 1e-6
 
 
 # What they must have alike -----------------------------------------------------------------------
@@ -291,39 +284,30 @@ class Watch(TorchDispatchMode):
         return out
 
 
-def held(way: str) -> dict[str, int]:
-    """Bytes of one process between two steps, and the most that a round takes beside them.
+def held(way: str) -> tuple[int, int]:
+    """Bytes of one process's global weights, and the most that a round takes beside what stays.
 
     Of three rounds the least: gloo's threads let go of what FSDP2 gathered when they come to it.
     """
     net = cut(network(depth=DEPTH, width=WIDE), way)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, foreach=False)
-    table: dict[str, int] = {}
     watches: list[Watch] = []
     with fedwan.join(networks={"net": net}, optimizers={"net": optimizer}) as site:
         assert isinstance(site, Site)
+        base = list(site.replica.base.values())
         for step in site:
             if step % 4 == 0 and watches:
                 watches[-1].__exit__(None, None, None)
             if step % 4 == 0 and step >= 4:  # after a round, with all there is
-                known = kinds(net, optimizer, site)
-                table = {name: num_bytes(tensors) for name, tensors in known.items()}
-                watches.append(Watch(t for tensors in known.values() for t in tensors))
+                known = [*base, *net.parameters(), *tree_leaves(dict(optimizer.state))]
+                known += [p.grad for p in net.parameters()]
+                watches.append(Watch(t for t in known if isinstance(t, Tensor)))
                 watches[-1].__enter__()
             net(torch.ones(2, WIDTH)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
     watches[-1].__exit__(None, None, None)
-    return table | {"passing": min(watch.most for watch in watches)}
-
-
-def kinds(net: nn.Module, optimizer: torch.optim.Optimizer, site: Site) -> dict[str, list[Tensor]]:
-    return {
-        "weights": list(net.parameters()),
-        "gradients": [p.grad for p in net.parameters() if p.grad is not None],
-        "moments": [v for s in optimizer.state.values() for k, v in s.items() if k != "step"],
-        "base": list(site.replica.base.values()),
-    }
+    return num_bytes(base), min(watch.most for watch in watches)
 
 
 @pytest.mark.parametrize("way", ["fsdp", "gradients"])
@@ -337,11 +321,9 @@ def test_a_process_holds_its_half_of_everything_and_no_more_than_a_fragment_pass
     config = asked(*WORDS.split(), "steps=16")
     ran: list[Ran] = pair.run(at_site, config, tmp_path, partial(held, way))
     # Of layers, FSDP2 gathers one while it computes another; `gradients` leaves them gathered.
-    passing = fragment + (2 * layer if way == "fsdp" else whole)
-    for table in (one.ended for one in ran):
-        assert max(table["weights"], table["gradients"], table["base"]) <= whole / 2
-        assert table["moments"] <= whole
-        assert table["passing"] <= passing
+    most = fragment + (2 * layer if way == "fsdp" else whole)
+    for base, passing in (one.ended for one in ran):
+        assert base <= whole / 2 and passing <= most
 
 
 # What lies or lasts otherwise than in most scripts ----------------------------------------------
