@@ -1,9 +1,8 @@
-"""Frechet's and the kernel distance of samples, and moments that sites hand in."""
+"""Frechet's distance of samples, and moments that sites hand in."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import fmean
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from fedwan.metrics.distances import (
     compare,
     frechet_between,
     frechet_distance,
-    kernel_between,
     merge_comparisons,
     merge_moments,
     moments,
@@ -79,30 +77,6 @@ def test_shards_of_too_few_samples_or_of_different_networks_are_refused() -> Non
         merge_moments([moments(torch.zeros(5, features)) for features in (2, 3)])
 
 
-def normal(num: int, features: int, seed: int = 0) -> Tensor:
-    return torch.randn(num, features, generator=torch.Generator().manual_seed(seed))
-
-
-def by_hand(a: Tensor, b: Tensor) -> float:
-    """The definition, one pair at a time."""
-    d = a.shape[1]
-
-    def mean(x: Tensor, y: Tensor, same: bool) -> float:
-        return fmean(
-            (sum(p * q for p, q in zip(u, v, strict=True)) / d + 1) ** 3
-            for i, u in enumerate(x.tolist())
-            for j, v in enumerate(y.tolist())
-            if not (same and i == j)
-        )
-
-    return mean(a, a, True) + mean(b, b, True) - 2 * mean(a, b, False)
-
-
-def test_the_kernel_distance_agrees_with_its_definition_pair_by_pair() -> None:
-    a, b = normal(12, 5), normal(9, 5, seed=1) * 1.5 + 0.3
-    assert kernel_between(a, b) == pytest.approx(by_hand(a, b), rel=1e-12)
-
-
 def features(num: int, seed: int, offset: float = 0.0) -> Tensor:
     x = torch.randn(num, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return x * torch.tensor([0.1, 1.0, 2.0, 30.0, 0.0]) + offset
@@ -150,7 +124,6 @@ def test_those_of_one_site_are_the_figures_that_it_measured() -> None:
     [
         (lambda t: t.pop("means"), "lack 'means'"),
         (lambda t: t.update(means=t["means"][:1]), "of shapes"),
-        (lambda t: t.update(covariances=t["covariances"][..., :2]), "of shapes"),
         (lambda t: t["means"].fill_(float("nan")), "not finite"),
         (lambda t: t["counts"].fill_(0), "count no samples"),
         (lambda t: t.update(counts=t["counts"][:0]), "holds 0 moments"),
