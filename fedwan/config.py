@@ -135,16 +135,10 @@ class SiteConfig:
     """Whether the backward pass computes the inside of blocks again, to save memory."""
     processes: int = setting(1, span(1, 64))
     """Processes that compute each step together, on a GPU each where there are GPUs: each a part of
-    its batch, unless `partition` says otherwise."""
-    partition: str = one_of("none", "gradients", "weights", "tensor_parallel")
+    its batch."""
+    partition: str = one_of("none", "gradients", "weights")
     """What these processes share out: `none`; `gradients`, gradients and moments (FSDP2 that does
-    not reshard after the forward pass); `weights`, the weights as well (FSDP2); `tensor_parallel`,
-    dense layers, which they compute together, each step's whole batch."""
-
-    @property
-    def cuts_weights(self) -> bool:
-        """Whether no process has a network's weights whole."""
-        return self.partition in ("weights", "tensor_parallel")
+    not reshard after the forward pass); `weights`, the weights as well (FSDP2)."""
 
 
 @dataclass
@@ -359,7 +353,7 @@ NEEDS = (
     ),
     Needs(
         "inner.*.name=muon",
-        lambda c, _: not c.site.cuts_weights,
+        lambda c, _: c.site.partition != "weights",
         "whole matrices, as with site.partition=gradients",
     ),
     *(

@@ -38,8 +38,7 @@ OPTIONAL = (
     *("inner.*.state", "inner.*.name=muon", "inner.*.name=own", "codec.up=topk2"),
     *("stream.fragments", "stream.tau", "stream.tau=0"),
     *("round.max_staleness", "round.least_steps", "round.merge", "round.gate"),
-    *("site.partition", "site.partition=weights", "site.partition=tensor_parallel"),
-    *("site.precision=bf16-true", "privacy.epsilon"),
+    *("site.partition", "site.partition=weights", "site.precision=bf16-true", "privacy.epsilon"),
 )
 """Settings that some strategies do not follow."""
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from fedwan.app import num_experts
-from fedwan.config import Config, DataConfig, InnerConfig, SiteConfig
+from fedwan.config import Config, DataConfig, InnerConfig
 from fedwan.data import num_labels, source_of
 from fedwan.errors import ConfigError
 from fedwan.models.experts import build_experts, draw_experts, forward_drawn
@@ -96,8 +96,6 @@ def check(config: Config) -> None:
         )
     if model.network == "dit":
         _check_patches(model, config.data)
-    if config.site.partition == "tensor_parallel":
-        _check_cuts(model, config.site)
 
 
 def _check_patches(model: Model, data: DataConfig) -> None:
@@ -120,21 +118,6 @@ def _check_patches(model: Model, data: DataConfig) -> None:
         raise ConfigError(
             f"model.width = {model.width} is no multiple of 4 and of model.heads = {model.heads}; "
             f"set model.width={max(1, round(model.width / unit)) * unit}"
-        )
-
-
-def _check_cuts(model: Model, site: SiteConfig) -> None:
-    """Refuse layers that cannot be cut into as many parts as the site has processes."""
-    assert model.width, "filled in before"
-    key, number = ("heads", model.heads) if model.network == "dit" else ("width", model.width)
-    if number % site.processes:
-        fitting = number + -number % site.processes
-        mend = f"model.{key}={fitting}"
-        if key == "heads":
-            mend += f" model.width={model.width + -model.width % math.lcm(4, fitting)}"
-        raise ConfigError(
-            f"model.{key} = {number} cannot be shared out among site.processes={site.processes}; "
-            f"set {mend}"
         )
 
 

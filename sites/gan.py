@@ -74,7 +74,11 @@ def _has_private_part(config: Config, _: str) -> bool:
 USES = (
     *("site.precision*", "site.accumulate", "site.partition", "site.partition=weights"),
     Needs("data.labels", lambda c, _: c.model["conditional"], "model.conditional=true"),
-    Needs("model.spectral_norm", lambda c, _: not c.site.cuts_weights, "site.partition=gradients"),
+    Needs(
+        "model.spectral_norm",
+        lambda c, _: c.site.partition != "weights",
+        "site.partition=gradients",
+    ),
     Needs(
         "privacy.epsilon",
         _has_private_part,

@@ -68,7 +68,7 @@ def train(
 ) -> str:
     """Take a workload's steps on a shard to the end of the run."""
     config, name = member.config, member.name
-    rank = group.rank if config.site.partition != "tensor_parallel" else 0
+    rank = group.rank
     privacy = Privacy(config, shard.num_samples) if config.privacy.epsilon else None
     seed = config.seed if privacy is None else privacy.seed()
     seed_all(derive_seed(seed, name, *([rank] if rank else []), "torch"))

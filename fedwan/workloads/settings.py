@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OPTIONAL = (
     *("site.precision", "site.precision=bf16-true", "site.accumulate", "site.recompute"),
-    *("site.partition", "site.partition=weights", "site.partition=tensor_parallel"),
+    *("site.partition", "site.partition=weights"),
     *("data.labels", "inner.*.name=own", "privacy.epsilon"),
 )
 """Settings that some workloads do not follow."""
@@ -117,8 +117,7 @@ def require_parts(config: Config, n_critic: int = 1) -> None:
     """Refuse a batch that cannot be computed in as many parts as asked."""
     site, batch = config.site, config.data.batch
     among = {"model.n_critic": n_critic, "site.accumulate": site.accumulate}
-    if site.partition != "tensor_parallel":
-        among["site.processes"] = site.processes
+    among["site.processes"] = site.processes
     parts = math.prod(among.values())
     if batch % parts:
         told = " and ".join(f"{key}={value}" for key, value in among.items() if value > 1)

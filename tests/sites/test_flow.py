@@ -88,7 +88,6 @@ def test_it_learns_the_ring_in_seconds() -> None:
         ({"patch": 3}, "model.patch = 3 does not divide images of 8 x 8; choose one of 1, 2, 4, 8"),
         ({"guidance": 2.0, "label_dropout": 0.0}, "model.guidance = 2.0 needs .*label_dropout=0.1"),
         ({"times": "logit-normal"}, "model.times = 'logit-normal' is none of .*did you mean"),
-        ({"heads": 4, "parts": 3}, "heads = 4 cannot be shared .* model.heads=6 model.width=24"),
         ({"data": "ring8"}, "'dit' needs images.*; set model.network=mlp"),
         ({"network": "mlp", "patch": 2}, "model.patch = 2 needs model.network=dit"),
         ({"network": "mlp", "guidance": 0.5}, "model.guidance = 0.5 needs model.network=dit"),
@@ -97,8 +96,6 @@ def test_it_learns_the_ring_in_seconds() -> None:
 )
 def test_what_cannot_be_built_is_refused_in_one_line(model: dict[str, Any], text: str) -> None:
     asked = config(6, **({"patch": 4, "heads": 4} if model.get("network") == "mlp" else {}))
-    asked.site.processes, asked.data.name = model.pop("parts", 1), model.pop("data", "digits")
-    if asked.site.processes > 1:
-        asked.site.partition = "tensor_parallel"
+    asked.data.name = model.pop("data", "digits")
     asked.model |= model
     refused(flow, asked, text)
