@@ -47,8 +47,8 @@ MASKED = tuple(f"masked{bits}" for bits in range(3, 9))
 class InnerConfig:
     """One network's inner optimiser, the one that takes the local steps."""
 
-    name: str = one_of("adam", "adamw", "muon", "sgd", "own")
-    """`muon` is for matrices, `adamw` for the rest; `own` where the script makes it."""
+    name: str = one_of("adam", "adamw", "sgd", "own")
+    """`own` where the script makes it."""
     lr: float = setting(1e-3, POSITIVE)
     """Learning rate."""
     warmup_steps: int = 0
@@ -56,11 +56,11 @@ class InnerConfig:
     schedule: str = one_of("constant", "linear", "cosine")
     """What it does from then to the run's end: `constant`, or falls as `linear` or `cosine`."""
     beta1: float = setting(0.9, SHARE)
-    """Adam's first decay; momentum of `sgd` and `muon`."""
+    """Adam's first decay; momentum of `sgd`."""
     beta2: float = setting(0.999, SHARE)
     """Adam's second decay; unused by `sgd`."""
     weight_decay: float = 0.0
-    """Decoupled for `adamw` and `muon`, added to the gradient otherwise."""
+    """Decoupled for `adamw`, added to the gradient otherwise."""
     clip_norm: float = 0.0
     """Largest norm of this network's gradient; 0 leaves it as it is."""
     state: str = one_of("keep", "reset", "average")
@@ -126,9 +126,9 @@ class DataConfig:
 class SiteConfig:
     """How a site computes its steps."""
 
-    precision: str = one_of("32-true", "bf16-mixed", "bf16-true", "16-mixed")
-    """Under `bf16-true` weights, gradients and first moments are in bf16, too; `16-mixed` repeats a
-    step until its gradients are finite, with one scale for all losses."""
+    precision: str = one_of("32-true", "bf16-mixed", "16-mixed")
+    """What matrix products are computed in, by autocast; `16-mixed` repeats a step until its
+    gradients are finite, with one scale for all losses."""
     accumulate: int = setting(1, span(1))
     """Parts that a step's batch is computed in, one after the other, to save memory."""
     recompute: bool = False
@@ -350,11 +350,6 @@ NEEDS = (
         "inner.*.state",
         lambda c, n: c.inner[n].name != "sgd" or c.inner[n].beta1 > 0,
         "an optimiser with moments, such as sgd with beta1=0.9",
-    ),
-    Needs(
-        "inner.*.name=muon",
-        lambda c, _: c.site.partition != "weights",
-        "whole matrices, as with site.partition=gradients",
     ),
     *(
         Needs(f"privacy.{key}", lambda c, _: c.privacy.epsilon > 0, "privacy.epsilon=8")

@@ -33,7 +33,7 @@ from fedwan.workloads.settings import require_each
 
 NETWORKS: dict[str, NetworkKind] = {"denoiser": "regression"}
 USES = (
-    *("site.precision", "site.precision=bf16-true", "site.accumulate", "site.recompute"),
+    *("site.precision", "site.accumulate", "site.recompute"),
     *("site.partition", "site.partition=weights", "data.labels"),
     Needs("model.width", lambda c, _: not c.model["path"], "model.path=''"),
     Needs(

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 NETWORKS: dict[str, NetworkKind] = {"denoiser": "regression"}
 CAPTIONS = True
 USES = (
-    *("site.precision", "site.precision=bf16-true", "site.accumulate", "site.recompute"),
+    *("site.precision", "site.accumulate", "site.recompute"),
     Needs("model.lora_targets", lambda c, _: c.model["lora"], "a model.lora of 1 or more"),
     Needs(
         "data.classes",

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedwan.app import load_workload
 from fedwan.config import Config, site_names
@@ -91,7 +90,9 @@ def train(
 
     # Of samples that other sites do not know, nothing leaves that was not made private.
     is_secret = privacy is not None and config.data.split == "own"
-    state: dict[str, Stateful] = {"rng": rng, "data": loader, "kept": _Kept(workload)}
+    state: dict[str, Stateful] = {"rng": rng, "data": loader}
+    if scaler := getattr(workload, "scaler", None):
+        state["scaler"] = scaler
     if privacy is not None:
         state["privacy"], workload.privacy = privacy, privacy  # type: ignore[attr-defined]
     script = Script(
@@ -126,20 +127,6 @@ def _held_out(shard: Shard, most: int) -> Any:
         return shard.held_out
     held_out = InMemory(shard.held_out)
     return held_out.take(torch.arange(min(most, len(held_out))))
-
-
-class _Kept:
-    """A workload's own tensors, for a checkpoint."""
-
-    def __init__(self, workload: Workload) -> None:
-        self._kept: Mapping[str, Tensor] = getattr(workload, "kept", {})
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return dict(self._kept)
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        for name in self._kept.keys() & state.keys():
-            self._kept[name].copy_(state[name])
 
 
 def _meet(folder: Path) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedwan.workloads.base import NetworkKind, Workload
 
 OPTIONAL = (
-    *("site.precision", "site.precision=bf16-true", "site.accumulate", "site.recompute"),
+    *("site.precision", "site.accumulate", "site.recompute"),
     *("site.partition", "site.partition=weights"),
     *("data.labels", "inner.*.name=own", "privacy.epsilon"),
 )
@@ -113,11 +113,10 @@ def check_networks(config: Config, networks: Collection[str], faults: Faults) ->
     faults.tell()
 
 
-def require_parts(config: Config, n_critic: int = 1) -> None:
+def require_parts(config: Config) -> None:
     """Refuse a batch that cannot be computed in as many parts as asked."""
     site, batch = config.site, config.data.batch
-    among = {"model.n_critic": n_critic, "site.accumulate": site.accumulate}
-    among["site.processes"] = site.processes
+    among = {"site.accumulate": site.accumulate, "site.processes": site.processes}
     parts = math.prod(among.values())
     if batch % parts:
         told = " and ".join(f"{key}={value}" for key, value in among.items() if value > 1)

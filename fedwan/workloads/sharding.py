@@ -64,14 +64,6 @@ class Processes:
             on_its_way.wait()
             gradient /= self.size
 
-    def agree(self, is_fine: bool) -> bool:
-        """Whether it is, at all processes."""
-        if self.size == 1:
-            return is_fine
-        count = torch.tensor(float(not is_fine), device=self._device)
-        torch.distributed.all_reduce(count)
-        return not bool(count)
-
 
 def _fully_shard(network: nn.Module, mesh: Any, stays: bool, *, keeps: bool) -> list[Tensor]:
     """Cut a network; what a backward pass makes gradients of."""
