@@ -38,6 +38,8 @@ COMMAND = "command"
 """The workload of a training script of the sites' own: its networks are known once it joins."""
 SITE = "{site}"
 """What stands for a site's name in `data.path`, and in a command."""
+FILE_NAMES = ("folder", "pairs", "pairs_b_to_a", "webdataset", "parquet", "hf")
+"""The values of `data.name` that stand for files of the user's."""
 CODECS = ("", "fp32", "bf16", "int8", "int4", "float4", "int2", "topk2")
 MASKED = tuple(f"masked{bits}" for bits in range(3, 9))
 """Codecs of contributions that nobody can read alone."""
@@ -334,6 +336,18 @@ NEEDS = (
     *(
         Needs(f"data.{key}", lambda c, _: c.workload != COMMAND, "a recipe: a script loads its own")
         for key in ("name", "path", "classes", "size", "flip", "workers", "labels")
+    ),
+    *(
+        Needs(
+            f"data.{key}",
+            lambda c, _: c.workload == COMMAND or c.data.name in FILE_NAMES,
+            f"files, data.name={' or '.join(FILE_NAMES)}",
+        )
+        for key in ("path", "classes", "size", "flip", "split=own")
+    ),
+    *(
+        Needs(f"data.{key}", lambda c, _: c.sites > 1, "sites=2 or more")
+        for key in ("labels", "split=by_label", "split=dirichlet")
     ),
     Needs("site.partition", lambda c, _: c.site.processes > 1, "site.processes=2"),
     Needs(

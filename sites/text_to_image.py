@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedwan.config import Config, InnerConfig
-from fedwan.data import FILE_NAMES, Shard, source_of
+from fedwan.config import FILE_NAMES, Config, InnerConfig
+from fedwan.data import Shard, source_of
 from fedwan.errors import ConfigError
 from fedwan.extras import require
 from fedwan.files import absolute_path, stamp_of

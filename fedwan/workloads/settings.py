@@ -44,7 +44,7 @@ def resolve_page(page: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
     with faults.caught():
         config.model = _resolve_model(model, config.model)
     with faults.caught():
-        check_data(config.data, config.sites)
+        check_data(config.data)
         _require_pairs(config, getattr(page, "PAIRS", False))
     faults.tell()
     networks = networks_of(page, config)

@@ -66,14 +66,9 @@ def test_files_are_known_before_they_are_opened() -> None:
     assert num_labels(Config(sites=3, data=DataConfig("digits", labels="site"))) == 3
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [("astronaut", "a single class; give two or more"), ("1", "1 classes"), ("0", "0 classes")]
-    + [("cat,,dog", "a name is empty"), ("cat,dog,cat", "holds 'cat' twice")],
-)
-def test_what_names_no_classes_is_refused(text: str, says: str) -> None:
-    refused(says, lambda: parse_classes(text))
-    assert len(parse_classes("12")) == 12 and parse_classes("") == ()
+@pytest.mark.parametrize("text", ["astronaut", "1", "0", "cat,,dog", "cat,dog,cat"])
+def test_what_names_no_classes_is_refused(text: str) -> None:
+    refused(f"'{text}'; give two or more different ones", lambda: parse_classes(text))
 
 
 LABELS = torch.arange(400) % 10
