@@ -66,8 +66,6 @@ class Model:
     """How closely a teacher that is told the class follows it; the student needs it no more."""
     adversarial: float = 0.1
     """Weight of the judge in the student's loss; 0 leaves it without a say."""
-    hidden: int = 64
-    """Values of the hidden layer of the judge's heads, one per block of the teacher."""
     half_life: float = 10.0
     """Of the student's moving average, the target, in steps; 0 takes the student itself."""
 
@@ -114,8 +112,7 @@ def check(config: Config) -> None:
                 f"model.teacher = {model.teacher!r} makes samples of data.{key} = {theirs!r}, not "
                 f"of {ours[key]!r}; set data.{key}={theirs}"
             )
-    least = {"student_steps": 1, "solver_steps": 1, "hidden": 1}
-    require_each(model, **least, adversarial=0, half_life=0, guidance=0)
+    require_each(model, student_steps=1, solver_steps=1, adversarial=0, half_life=0, guidance=0)
     if model.student_steps > model.solver_steps:
         raise ConfigError(
             f"model.student_steps = {model.student_steps} is more than model.solver_steps = "
@@ -142,7 +139,7 @@ class Distill(Descent):
         """That teacher and student are told; 0 for none."""
         with seeded_init(config.seed):
             teacher = build_velocity(source.shape, source.num_classes, sizes)
-            heads = FeatureHeads(sizes.width, sizes.depth, model.hidden)
+            heads = FeatureHeads(sizes.width, sizes.depth)
         load_teacher(self.origin, teacher)
         self.student = Followed(copy.deepcopy(teacher), model.half_life).to(device)
         self.teacher_figures: dict[tuple[int, int], dict[str, float]] = {}

@@ -49,10 +49,9 @@ class Model:
     """Share of samples whose class `dit` is not told in training."""
     guidance: float = 1.0
     """How closely samples of `dit` follow their class, at twice the cost unless it is 1."""
-    times: str = "logit_normal"
-    """What noise levels are drawn from in training: `logit_normal` or `uniform`."""
     shift: float = 1.0
-    """Above 1 moves them, and the steps of sampling, towards the noise, as large images need."""
+    """Above 1 moves noise levels of training and sampling towards the noise, as large images
+    need."""
     euler_steps: int = 20
     """Steps from noise to a sample."""
 
@@ -86,7 +85,6 @@ def check(config: Config) -> None:
     model = Model(**config.model)
     require_each(model, width=4, depth=1, heads=1, guidance=0, euler_steps=1)
     require_share(model, "label_dropout")
-    require_one_of("model.times", model.times, flow.TIMES)
     if not 0 < model.shift < math.inf:
         raise ConfigError(f"model.shift = {model.shift!r} is out of range; choose more than 0")
     if model.guidance != 1 and not model.label_dropout:
@@ -140,7 +138,7 @@ class Flow(Simple):
         """Regression on the velocity at random noise levels."""
         device = self.device
         noise = torch.randn(batch.x.shape, generator=rng.on("noise", device), device=device)
-        sigma = flow.draw_sigma(len(noise), rng["sigma"], self.model.times, self.model.shift)
+        sigma = flow.draw_sigma(len(noise), rng["sigma"], self.model.shift)
         told = [sigma.to(device, non_blocking=True)]
         x, target = flow.interpolate(batch.x, noise, *told)
         if self.num_classes:
@@ -164,7 +162,7 @@ class Flow(Simple):
         """See `fedwan.workloads.base.Examinable`: has the network learnt its shard by heart?"""
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(train.x.shape, generator=generator).to(self.device)
-        sigma = flow.draw_sigma(len(noise), generator, self.model.times, self.model.shift)
+        sigma = flow.draw_sigma(len(noise), generator, self.model.shift)
         errors = [self._errors(batch, noise, sigma.to(self.device)) for batch in (held_out, train)]
         return {"memory/velocity": share_above(*errors)}
 

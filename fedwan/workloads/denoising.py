@@ -88,7 +88,7 @@ class Denoising:
             noise = noise + self._offset * drawn.to(x, non_blocking=True)
         count, total = len(noise), self.scheduler.config.num_train_timesteps
         if self.is_flow:
-            sigma = flow.draw_sigma(count, rng["sigma"], shift=self.scheduler.config.shift)
+            sigma = flow.draw_sigma(count, rng["sigma"], self.scheduler.config.shift)
             sigma = sigma.to(x, non_blocking=True)
             noisy, velocity = flow.interpolate(x, noise, sigma)
             return Noised(noisy, sigma * total, velocity, None)
