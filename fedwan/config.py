@@ -341,7 +341,7 @@ NEEDS = (
         Needs(
             f"data.{key}",
             lambda c, _: c.workload == COMMAND or c.data.name in FILE_NAMES,
-            f"files, data.name={' or '.join(FILE_NAMES)}",
+            "files, as with data.name=folder",
         )
         for key in ("path", "classes", "size", "flip", "split=own")
     ),

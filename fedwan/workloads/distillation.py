@@ -123,8 +123,8 @@ def read_teacher(folder: Path) -> Teacher:
         raise refused(f"is of a run with workload = {config.workload!r}; name one of workload=flow")
     if config.data.labels == "site" or config.excluded or num_experts(config):
         raise refused(
-            "is of a run with data.labels=site, network.velocity.exclude or strategy=experts, which "
-            "has no one flow of classes; name the folder of one without"
+            "is of a run with data.labels=site, network.velocity.exclude or strategy=experts, "
+            "which has no one flow of classes; name the folder of one without"
         )
     model = config.model
     sizes = VelocitySizes(*(model[field] for field in VelocitySizes._fields))

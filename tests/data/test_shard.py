@@ -61,7 +61,7 @@ def test_what_cannot_work_is_refused_without_reading_data(config: DataConfig, te
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ("data.split=own", "data.split = 'own' needs files, data.name=folder or"),
+        ("data.split=own", "data.split = 'own' needs files, as with data.name=folder"),
         ("data.size=16", "data.size = 16 needs files"),
         ("sites=1 data.labels=site", "data.labels = 'site' needs sites=2 or more"),
         ("sites=1 data.split=dirichlet:1", "needs sites=2 or more"),
