@@ -142,7 +142,7 @@ class Distill(Descent):
             heads = FeatureHeads(sizes.width, sizes.depth)
         load_teacher(self.origin, teacher)
         self.student = Followed(copy.deepcopy(teacher), model.half_life).to(device)
-        self.teacher_figures: dict[tuple[int, int], dict[str, float]] = {}
+        self.teacher_fds: dict[tuple[int, int], float] = {}
         self.teacher_spreads: dict[int, Tensor] = {}
         """By seed and number of samples, and by number alone: the teacher does not change."""
         frozen = {"teacher": teacher.to(device).requires_grad_(False)}
@@ -241,18 +241,15 @@ class Distill(Descent):
         return spread(self.sample(num, seed)) / self.teacher_spreads[num]
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
-        """And the teacher's: in the steps of its own run, and in as few as the student takes."""
+        """And the teacher's, in the steps of its own run."""
         labels, seed = self._labels(real), derive_seed(seed, "evaluate")
         measure = partial(measure_quality, self._measured, real, features=self.config.eval.features)
-        if (key := (seed, len(labels))) not in self.teacher_figures:
+        if (key := (seed, len(labels))) not in self.teacher_fds:
             sigmas = flow.flow_sigmas(self.origin.euler_steps, self.origin.shift).to(self.device)
-            ways = {"": flow.EulerSolver(sigmas), "_few": self._phases.jumps}
-            made = {n: self._sample("teacher", way, labels, seed) for n, way in ways.items()}
-            self.teacher_figures[key] = {
-                f"teacher{name}_fd": measure(generated=samples)["fd"]
-                for name, samples in made.items()
-            }
-        return measure(generated=self.sample_like(labels, seed)) | self.teacher_figures[key]
+            made = self._sample("teacher", flow.EulerSolver(sigmas), labels, seed)
+            self.teacher_fds[key] = measure(generated=made)["fd"]
+        figures = measure(generated=self.sample_like(labels, seed))
+        return figures | {"teacher_fd": self.teacher_fds[key]}
 
     def _sample(self, name: str, solver: flow.EulerSolver, labels: Tensor, seed: int) -> Tensor:
         """Of the teacher, guided, or of the student."""

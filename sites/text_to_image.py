@@ -93,8 +93,6 @@ class Model:
     """Share of captions that are left out in training, as guidance needs."""
     min_snr: float = 0.0
     """Most that a timestep weighs, as a ratio of signal and noise; usual is 5, 0 is off."""
-    noise_offset: float = 0.0
-    """Noise that a channel shares, as a share of the rest; usual is 0.05, 0 is off."""
     prompts: list[str] = field(default_factory=list)
     """Of `samples.png` and `fedwan sample`, in turn; without them samples have no caption."""
     guidance: float = 4.0
@@ -107,7 +105,7 @@ def check(config: Config) -> None:
     """Refuse what cannot be built, and pictures that it does not take."""
     config.model["path"] = absolute_path(config.model["path"])
     model = Model(**config.model)
-    require_each(model, lora=0, min_snr=0, noise_offset=0, guidance=0, sampling_steps=1)
+    require_each(model, lora=0, min_snr=0, guidance=0, sampling_steps=1)
     require_share(model, "caption_dropout")
     if config.data.name not in FILE_NAMES:
         raise ConfigError(
@@ -118,7 +116,7 @@ def check(config: Config) -> None:
             f"data.workers = {config.data.workers} has no effect: pictures are read once, before "
             "the first step; leave it out"
         )
-    folder = Folder(model.path, model.min_snr, model.noise_offset)
+    folder = Folder(model.path, model.min_snr)
     takes = folder.settings.get("in_channels", folder.channels)
     if takes != folder.channels:
         raise ConfigError(
@@ -160,7 +158,7 @@ class TextToImage(Simple):
 
     def __init__(self, config: Config, device: torch.device | str) -> None:
         self.model = Model(**config.model)
-        self.folder = folder = Folder(self.model.path, self.model.min_snr, self.model.noise_offset)
+        self.folder = folder = Folder(self.model.path, self.model.min_snr)
         with seeded_init(config.seed):
             network = folder.load(folder.part, device).train()
             if self.model.lora:

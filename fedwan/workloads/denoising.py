@@ -5,8 +5,7 @@
     FlowMatch           the velocity of a rectified flow, see `fedwan.workloads.flow`
 
 With `min_snr` = g the loss of a timestep weighs min(SNR, g) in the error of the image (Hang et al.
-2023, 2303.09556, section 3.4). `noise_offset` = o adds o times one normal draw per channel to the
-noise, so that a model learns to leave the mean brightness.
+2023, 2303.09556, section 3.4).
 """
 
 from __future__ import annotations
@@ -69,11 +68,10 @@ class Denoising:
         found: dict[str, Any],
         default: str = "DDPMScheduler",
         min_snr: float = 0.0,
-        noise_offset: float = 0.0,
     ) -> None:
         self.scheduler: Any = _scheduler(require("diffusers", "diffusers"), found, default)
         self.is_flow = "prediction_type" not in self.scheduler.config
-        self._min_snr, self._offset = min_snr, noise_offset
+        self._min_snr = min_snr
         if self.is_flow and min_snr:
             raise ConfigError(
                 f"model.min_snr = {min_snr} has no effect on a flow's scheduler; leave it out"
@@ -83,9 +81,6 @@ class Denoising:
         """Data (batch, …) at random noise levels."""
         device = x.device
         noise = torch.randn(x.shape, generator=rng.on("noise", device), device=device).to(x)
-        if self._offset:
-            drawn = torch.randn(*x.shape[:2], 1, 1, generator=rng["offset"])
-            noise = noise + self._offset * drawn.to(x, non_blocking=True)
         count, total = len(noise), self.scheduler.config.num_train_timesteps
         if self.is_flow:
             sigma = flow.draw_sigma(count, rng["sigma"], self.scheduler.config.shift)

@@ -85,15 +85,15 @@ def test_everything_starts_from_the_teachers_average_and_the_student_alone_trave
 
 
 def test_quality_stands_beside_the_teachers_own(teacher: Path) -> None:
-    run = Run(distill, config(teacher, student_steps=3))
+    run = Run(distill, config(teacher, student_steps=6))
     figures = run.workload.evaluate(run.held_out, seed=0)
     trained = load(teacher / "config.yaml")
-    for steps, key in ((6, "teacher_fd"), (3, "teacher_few_fd")):
-        own = Run(flow, Config(data=trained.data, model=trained.model | {"euler_steps": steps}))
-        velocity = own.workload.networks["velocity"]
-        velocity.load_state_dict({n.partition("/")[2]: v for n, v in ema(teacher).items()})
-        assert figures[key] == own.workload.evaluate(run.held_out, seed=0)["fd"]
-    assert figures["fd"] == figures["teacher_few_fd"]  # it has not stepped yet
+    own = Run(flow, Config(data=trained.data, model=trained.model))
+    velocity = own.workload.networks["velocity"]
+    velocity.load_state_dict({n.partition("/")[2]: v for n, v in ema(teacher).items()})
+    assert figures["teacher_fd"] == own.workload.evaluate(run.held_out, seed=0)["fd"]
+    # It has not stepped yet, and takes the teacher's steps.
+    assert figures["fd"] == pytest.approx(figures["teacher_fd"], rel=1e-4)
 
 
 def test_the_folder_is_named_from_the_root(

@@ -99,7 +99,7 @@ def test_an_exported_adapter_makes_the_same_pictures_in_plain_diffusers(
 def test_all_of_a_denoiser_is_exported_as_a_pipeline(
     pipeline: Path, pictures: Path, tmp_path: Path
 ) -> None:
-    run = Trained(config(pipeline, pictures, lora=0, min_snr=5.0, noise_offset=0.05), tmp_path)
+    run = Trained(config(pipeline, pictures, lora=0, min_snr=5.0), tmp_path)
     run.workload.save_pretrained(tmp_path / "out")
     again = Trained(config(tmp_path / "out", pictures, lora=0), tmp_path / "again", steps=0)
     assert torch.equal(run.workload.sample(2, 0), again.workload.sample(2, 0))
