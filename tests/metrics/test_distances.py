@@ -59,16 +59,6 @@ def test_merged_moments_are_those_of_all_samples_in_one_place(
     torch.testing.assert_close(merged.covariance, whole.covariance, rtol=1e-12, atol=40 * rounding)
 
 
-def test_one_sample_has_no_covariance_to_spoil_the_union() -> None:
-    nan = torch.full((2, 2), float("nan"))
-    one = Moments(1, torch.tensor([4.0, 0.0]), nan)
-    three = Moments(3, torch.zeros(2), torch.eye(2))
-    merged = merge_moments([one, three])
-    assert merged.mean.tolist() == [1.0, 0.0]
-    # 2 within the three, and the means are 4 apart: 4^2 * 1 * 3 / 4 = 12.
-    assert merged.covariance.tolist() == [[pytest.approx(14 / 3), 0.0], [0.0, 2 / 3]]
-
-
 def test_shards_of_too_few_samples_or_of_different_networks_are_refused() -> None:
     for counts in ([1], [0, 5], []):
         with pytest.raises(ValueError, match="take two samples or more"):
@@ -97,15 +87,6 @@ def test_merged_they_are_those_of_all_data_in_one_place() -> None:
     merged, expected = merge_comparisons(parts), merge_comparisons([together])
     assert merged == pytest.approx(expected, rel=1e-9)
     assert merged["fd"] > 0 < merged["fd_floor"]
-
-
-def test_sites_that_each_lack_what_the_others_have_are_well_served_by_all_of_it() -> None:
-    """Which the mean of the sites' own distances would not tell."""
-    low, high = features(400, 1, -10.0), features(400, 2, 10.0)
-    made = torch.cat([features(200, 3, -10.0), features(200, 4, 10.0)])
-    sites = [[compare(x[:200], made, x[200:])] for x in (low, high)]
-    alone = [merge_comparisons([site])["fd"] for site in sites]
-    assert merge_comparisons(sites)["fd"] < 0.01 * min(alone)
 
 
 def test_those_of_one_site_are_the_figures_that_it_measured() -> None:
