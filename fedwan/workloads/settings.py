@@ -116,12 +116,11 @@ def check_networks(config: Config, networks: Collection[str], faults: Faults) ->
 def require_parts(config: Config) -> None:
     """Refuse a batch that cannot be computed in as many parts as asked."""
     site, batch = config.site, config.data.batch
-    among = {"site.accumulate": site.accumulate, "site.processes": site.processes}
-    parts = math.prod(among.values())
+    parts = site.accumulate * site.processes
     if batch % parts:
-        told = " and ".join(f"{key}={value}" for key, value in among.items() if value > 1)
         raise ConfigError(
-            f"data.batch={batch} cannot be shared out evenly among {told}; set "
+            f"data.batch={batch} cannot be shared out evenly among site.accumulate="
+            f"{site.accumulate} and site.processes={site.processes}; set "
             f"data.batch={batch + -batch % parts}"
         )
 

@@ -48,7 +48,7 @@ def test_experts_begin_alike_and_one_of_them_is_trained_here() -> None:
     assert isinstance(made, Experts)
     first = made.experts["0"].weight
     assert all(torch.equal(expert.weight, first) for expert in made.experts.values())
-    made.train_own(1, torch.tensor([10]))
+    train_own([made], 1, lambda num: torch.tensor([10]))
     made(torch.ones(1, 2)).sum().backward()
     assert [expert.weight.grad is not None for expert in made.experts.values()] == [
         False,

@@ -13,10 +13,9 @@ import torch
 
 from fedwan.config import Config, DataConfig
 from fedwan.workloads.denoising import TARGETS
-from fedwan.workloads.settings import resolve_page
 from sites import diffusers_unet
 from tests.data.files import write_folder
-from tests.sites.support import CPU, Run, refused, weights
+from tests.sites.support import Run, refused, weights
 
 UNET = {
     "sample_size": 8,
@@ -83,16 +82,6 @@ def test_a_transformer_learns_a_flow_and_is_told_classes(tmp_path: Path) -> None
         tmp_path / "out" / "scheduler"
     )
     assert scheduler.config.shift == 2.0
-
-
-def test_large_pictures_are_made_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, asked = Run(diffusers_unet, config(pipeline(tmp_path))), []
-    network = run.workload.networks["denoiser"]
-    network.register_forward_pre_hook(lambda module, args: asked.append(len(args[0])))
-    whole = run.workload.sample(5, seed=0)
-    monkeypatch.setattr(diffusers_unet, "MOST_PIXELS", 2 * 8 * 8)
-    torch.testing.assert_close(run.workload.sample(5, seed=0), whole)
-    assert asked == [5] * 3 + [2] * 6 + [1] * 3
 
 
 def test_a_pipeline_that_is_exported_makes_the_same_samples(tmp_path: Path) -> None:
@@ -173,12 +162,3 @@ def test_what_cannot_be_trained_is_one_line(
     chosen = config(**{"path": tmp_path} | model)
     chosen.data.labels = labels
     refused(diffusers_unet, chosen, text)
-
-
-def test_no_memory_is_taken_to_learn_what_it_consists_of(tmp_path: Path) -> None:
-    chosen = config(pipeline(tmp_path))
-    resolve_page(diffusers_unet, chosen)
-    with torch.device("meta") as meta:
-        built = diffusers_unet.build(chosen, meta)
-    assert all(p.device.type == "meta" for p in built.networks["denoiser"].parameters())
-    assert diffusers_unet.build(chosen, CPU).networks["denoiser"].training

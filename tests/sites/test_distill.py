@@ -16,7 +16,6 @@ from fedwan.config import Config, DataConfig, dump, load
 from fedwan.site.replica import Replica
 from fedwan.state import hash_state, read_tensors, select_prefix
 from fedwan.workloads.base import Batch
-from fedwan.workloads.settings import resolve_page
 from sites import distill, flow
 from tests.sites.support import Run, equal, refused
 
@@ -96,15 +95,6 @@ def test_quality_stands_beside_the_teachers_own(teacher: Path) -> None:
     assert figures["fd"] == pytest.approx(figures["teacher_fd"], rel=1e-4)
 
 
-def test_the_folder_is_named_from_the_root(
-    mlp_teacher: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(mlp_teacher.parent)
-    asked = Config("distill", data=DataConfig("ring8"), model={"teacher": mlp_teacher.name})
-    resolve_page(distill, asked)
-    assert asked.model["teacher"] == str(mlp_teacher) and asked.model["solver_steps"] == 6
-
-
 @pytest.mark.parametrize(
     ("model", "text"),
     [
@@ -130,12 +120,8 @@ def test_what_cannot_be_built_is_refused_in_one_line(
     ("data", "text"),
     [
         ({"size": 16}, "of data.size = 8, not of 16; set data.size=8"),
-        (
-            {"classes": "dog,cat"},
-            "data.classes = 'cat,dog', not of 'dog,cat'; set data",
-        ),
+        ({"classes": "dog,cat"}, "data.classes = 'cat,dog', not of 'dog,cat'; set data"),
     ],
-    ids=str,
 )
 def test_a_teacher_of_pictures_of_another_size_or_of_classes_in_another_order_is_refused(
     dit_teacher: Path, data: dict[str, Any], text: str, tmp_path: Path
