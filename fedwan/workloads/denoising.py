@@ -117,27 +117,20 @@ def _scheduler(library: Any, found: dict[str, Any], default: str) -> Any:
     """What noise is added by: a flow's scheduler, or DDPM's with the settings of its kin."""
     name = str(found.get("_class_name", default))
     kind: Any = getattr(library, name, None)
-    is_known = inspect.isclass(kind) and issubclass(kind, library.SchedulerMixin)
-    if not is_known:
+    if not (inspect.isclass(kind) and issubclass(kind, library.SchedulerMixin)):
         names = [n for n in dir(library) if n.endswith("Scheduler")]
         raise ConfigError(
             f"scheduler {name!r} is none of diffusers'; set model.scheduler=DDPMScheduler"
             f"{nearest(name, names)}"
         )
-    if name.startswith("FlowMatch"):
-        if found.get("use_dynamic_shifting"):
-            raise ConfigError(
-                f"scheduler {name!r} shifts its noise by the size of pictures "
-                "(use_dynamic_shifting), which this workload does not; set that to false in "
-                "scheduler_config.json"
-            )
-        return kind.from_config(found)
-    scheduler = library.DDPMScheduler.from_config(found)
-    target = found.get("prediction_type", "epsilon")
+    is_flow, target = name.startswith("FlowMatch"), found.get("prediction_type", "epsilon")
     has_betas = "beta_schedule" in inspect.signature(kind.__init__).parameters
-    if target not in TARGETS or not has_betas:
+    is_known = not found.get("use_dynamic_shifting") if is_flow else has_betas and target in TARGETS
+    if not is_known:
         raise ConfigError(
             f"scheduler {name!r} with prediction_type {target!r} is none that this workload knows; "
-            f"it knows {', '.join(TARGETS)}, and FlowMatch schedulers"
+            f"it knows {', '.join(TARGETS)}, and FlowMatch schedulers whose use_dynamic_shifting "
+            "is false"
         )
-    return scheduler
+    used: Any = kind if is_flow else library.DDPMScheduler
+    return used.from_config(found)

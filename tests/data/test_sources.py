@@ -53,11 +53,6 @@ def test_no_pixel_is_in_a_training_crop_and_in_a_held_out_one() -> None:
     assert trained and held_out and not trained & held_out
 
 
-def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"'ring9'.*did you mean 'ring8'.*valid: digits, ring8"):
-        find_source("ring9")
-
-
 def test_files_are_known_before_they_are_opened() -> None:
     folder = source_of(DataConfig("folder", classes="cat,dog", path="/x"))
     assert (folder.shape, folder.num_classes, folder.public) == ((3, 64, 64), 2, False)
@@ -141,12 +136,6 @@ def test_variants_of_skin_and_gender_are_one_family_and_flags_are_not(
         "flag: Germany": 1,
     }
     assert {GROUPS[one.group] for one in found} == {"People & Body", "Flags"}
-
-
-def test_a_missing_font_is_one_line_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toys, "LISTS", ("/no/list",))
-    with pytest.raises(ConfigError, match=r"data\.name=emoji needs .* install .* unicode-data"):
-        listed_emoji()
 
 
 @pytest.mark.skipif(

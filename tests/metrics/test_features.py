@@ -42,6 +42,7 @@ def test_it_knows_held_out_digits(cached: Cached) -> None:
     _, held_out = find_source("digits").load()
     features, logits = cached.model(held_out.x)
     assert features.shape == (400, NUM_FEATURES)
+    assert Classifier(3, 32, 9)(torch.zeros(2, 3, 32, 32))[1].shape == (2, 9)
     assert float((logits.argmax(dim=1) == held_out.y).double().mean()) > 0.97
 
 

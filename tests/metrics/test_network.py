@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from fedwan.errors import ConfigError
 from fedwan.metrics import NUM_DRAWS, measure_quality, measure_translation
 from fedwan.metrics.distances import frechet_between
-from fedwan.metrics.features import NUM_FEATURES, Classifier
 from fedwan.metrics.network import load_network
 from fedwan.workloads.base import Batch
 
@@ -92,9 +91,3 @@ def test_what_is_no_such_network_is_told_in_a_line(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=rf"eval\.features = '.*{name}' {told}") as caught:
             load_network(str(tmp_path / name), CPU)
         assert len(str(caught.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize("side", [8, 16, 32])
-def test_a_data_sets_own_classifier_takes_pictures_of_its_size(side: int) -> None:
-    features, logits = Classifier(3, side, 9)(torch.zeros(2, 3, side, side))
-    assert features.shape == (2, NUM_FEATURES) and logits.shape == (2, 9)

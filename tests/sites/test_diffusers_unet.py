@@ -134,7 +134,7 @@ def nothing(folder: Path) -> None:
         (nothing, {"path": "", "width": 12}, "makes no images of 1 x 8 x 8 .*divisible by num_gro"),
         (nothing, {"path": "", "scheduler": "DDPMSchedule"}, "did you mean 'DDPMScheduler'"),
         (nothing, {"path": "", "scheduler": "AmusedScheduler"}, "'AmusedScheduler' with .* none"),
-        (shifted, {}, "shifts its noise by the size of pictures .use_dynamic_shifting.*false in"),
+        (shifted, {}, "FlowMatch schedulers whose use_dynamic_shifting is false"),
         (
             of_class("UNet2DConditionModel"),
             {},
