@@ -50,7 +50,6 @@ CASES = (
     Variant("baseline"),
     *map(_of_two, ("none", "gradients", "weights")),
     Variant("AMP, bf16-mixed", ("site.precision=bf16-mixed",)),
-    Variant("weights in bf16", ("site.precision=bf16-true",)),
     Variant("accumulation of 4", ("site.accumulate=4",), times=4),
     Variant(
         "clipping at norm 2", ("inner.generator.clip_norm=2", "inner.discriminator.clip_norm=2")

@@ -38,6 +38,8 @@ COMMAND = "command"
 """The workload of a training script of the sites' own: its networks are known once it joins."""
 SITE = "{site}"
 """What stands for a site's name in `data.path`, and in a command."""
+FILE_NAMES = ("folder", "pairs", "pairs_b_to_a", "webdataset", "parquet", "hf")
+"""The values of `data.name` that stand for files of the user's."""
 CODECS = ("", "fp32", "bf16", "int8", "int4", "int2", "topk2")
 MASKED = tuple(f"masked{bits}" for bits in range(3, 9))
 """Codecs of contributions that nobody can read alone."""
@@ -61,19 +63,19 @@ def _named_sites(value: Any) -> str:
 class InnerConfig:
     """One network's inner optimiser, the one that takes the local steps."""
 
-    name: str = one_of("adam", "adamw", "muon", "sgd", "own")
-    """`muon` is for matrices, `adamw` for the rest; `own` where the script makes it."""
+    name: str = one_of("adam", "adamw", "sgd", "own")
+    """`own` where the script makes it."""
     lr: float = setting(1e-3, POSITIVE)
     """Learning rate."""
     schedule: str = one_of("constant", "linear", "cosine", counted=True)
     """Of the learning rate: it stays `constant`, or falls to the run's end as `linear` or `cosine`;
     `cosine:200` after 200 steps in which it grows to `lr`."""
     beta1: float = setting(0.9, SHARE)
-    """Adam's first decay; momentum of `sgd` and `muon`."""
+    """Adam's first decay; momentum of `sgd`."""
     beta2: float = setting(0.999, SHARE)
     """Adam's second decay; unused by `sgd`."""
     weight_decay: float = 0.0
-    """Decoupled for `adamw` and `muon`, added to the gradient otherwise."""
+    """Decoupled for `adamw`, added to the gradient otherwise."""
     clip_norm: float = 0.0
     """Largest norm of this network's gradient; 0 leaves it as it is."""
     state: str = one_of("keep", "reset", "average")
@@ -139,25 +141,19 @@ class DataConfig:
 class SiteConfig:
     """How a site computes its steps."""
 
-    precision: str = one_of("32-true", "bf16-mixed", "bf16-true", "16-mixed")
-    """Under `bf16-true` weights, gradients and first moments are in bf16, too; `16-mixed` repeats a
-    step until its gradients are finite, with one scale for all losses."""
+    precision: str = one_of("32-true", "bf16-mixed", "16-mixed")
+    """What matrix products are computed in, by autocast; `16-mixed` repeats a step until its
+    gradients are finite, with one scale for all losses."""
     accumulate: int = setting(1, span(1))
     """Parts that a step's batch is computed in, one after the other, to save memory."""
     recompute: bool = False
     """Whether the backward pass computes the inside of blocks again, to save memory."""
     processes: int = setting(1, span(1, 64))
     """Processes that compute each step together, on a GPU each where there are GPUs: each a part of
-    its batch, unless `partition` says otherwise."""
-    partition: str = one_of("none", "gradients", "weights", "tensor_parallel")
+    its batch."""
+    partition: str = one_of("none", "gradients", "weights")
     """What these processes share out: `none`; `gradients`, gradients and moments (FSDP2 that does
-    not reshard after the forward pass); `weights`, the weights as well (FSDP2); `tensor_parallel`,
-    dense layers, which they compute together, each step's whole batch."""
-
-    @property
-    def cuts_weights(self) -> bool:
-        """Whether no process has a network's weights whole."""
-        return self.partition in ("weights", "tensor_parallel")
+    not reshard after the forward pass); `weights`, the weights as well (FSDP2)."""
 
 
 @dataclass
@@ -267,7 +263,7 @@ class EvalConfig:
     for most."""
     features: str = ""
     """Network that images are seen through: the path, at the coordinator and at every site, of a
-    TorchScript file (such as Inception's) or of a transformers vision model's folder."""
+    TorchScript file (such as Inception's)."""
 
 
 @dataclass
@@ -352,6 +348,18 @@ NEEDS = (
             *(f"data.{key}" for key in "name path classes size flip workers labels".split()),
         )
     ),
+    *(
+        Needs(
+            f"data.{key}",
+            lambda c, _: c.workload == COMMAND or c.data.name in FILE_NAMES,
+            "files, as with data.name=folder",
+        )
+        for key in ("path", "classes", "size", "flip", "split=own")
+    ),
+    *(
+        Needs(f"data.{key}", lambda c, _: c.num_sites > 1, "sites=2 or more")
+        for key in ("labels", "split=by_label", "split=dirichlet")
+    ),
     Needs("site.partition", lambda c, _: c.site.processes > 1, "site.processes=2"),
     Needs(
         "inner.*.state=average",
@@ -367,11 +375,6 @@ NEEDS = (
         "inner.*.state",
         lambda c, n: c.inner[n].name != "sgd" or c.inner[n].beta1 > 0,
         "an optimiser with moments, such as sgd with beta1=0.9",
-    ),
-    Needs(
-        "inner.*.name=muon",
-        lambda c, _: not c.site.cuts_weights,
-        "whole matrices, as with site.partition=gradients",
     ),
     *(
         Needs(f"privacy.{key}", lambda c, _: c.privacy.epsilon > 0, "privacy.epsilon=8")

@@ -30,16 +30,15 @@ from fedwan.uses import Faults, Needs, Uses, fill, followed, unmet, unused
 from fedwan.weights import check_initial
 from fedwan.workloads.base import NetworkKind, Workload
 from fedwan.workloads.home import staying_home
-from fedwan.workloads.optim import is_matrix, moment_layout
+from fedwan.workloads.optim import moment_layout
 from fedwan.workloads.settings import build_nowhere
 
 OPTIONAL = (
     *("h", "outer.*.lr", "outer.*.momentum", "network.*.h", "network.*.exclude"),
-    *("inner.*.state", "inner.*.name=muon", "inner.*.name=own", "codec.up=topk2"),
+    *("inner.*.state", "inner.*.name=own", "codec.up=topk2"),
     *("stream.fragments", "stream.tau", "stream.tau=0"),
     *("round.max_staleness", "round.least_steps", "round.merge", "round.gate"),
-    *("site.partition", "site.partition=weights", "site.partition=tensor_parallel"),
-    *("site.precision=bf16-true", "privacy.epsilon"),
+    *("site.partition", "site.partition=weights", "privacy.epsilon"),
 )
 """Settings that some strategies do not follow."""
 
@@ -256,26 +255,9 @@ def _times(config: Config) -> dict[str, int]:
 def check_built(config: Config, workload: ModuleType, strategy: Strategy) -> None:
     """Refuse what networks and strategy do not bear together, as the sites would, but too late."""
     faults = Faults()
-    steps_apart = getattr(workload, "steps_apart", lambda _: False)
-    if steps_apart(config) and strategy.contributes == "gradient":
-        text = (
-            f"strategy {config.strategy!r} exchanges the gradients of all networks at once, and as "
-            f"it is set a network of workload {config.workload!r} steps before the others have "
-            "theirs; set strategy=local_sgd h=1, which exchanges weights after every step"
-        )
-        faults.add([text])
-    has_muon = any(inner.name == "muon" for inner in config.inner.values())
-    if has_muon or config.excluded or config.init:
+    if config.excluded or config.init:
         built = build_nowhere(workload, config)
         if built is not None:  # else it reads its own values
-            faults.add(
-                f"inner.{network}.name = 'muon' has no effect: {network} of workload "
-                f"{config.workload!r} has no matrices, only convolutions; set "
-                f"inner.{network}.name=adamw"
-                for network, inner in config.inner.items()
-                if inner.name == "muon"
-                and not any(is_matrix(param.ndim) for param in built.networks[network].parameters())
-            )
             with faults.caught():
                 check_initial(built.networks, config.init, config.excluded)
             with faults.caught():

@@ -7,7 +7,7 @@ page follows it does follow, and in `DEFAULTS` what takes the place of those tha
     DEFAULTS = {"h": 20, "stream.tau": lambda config: min(5, config.h - 1)}
 
 A setting is named by its key, `*` standing for any network: `inner.*.state`. `key=value` names one
-value alone, such as `site.precision=bf16-true`, which asks more of a page than the key itself;
+value alone, such as `site.partition=weights`, which asks more of a page than the key itself;
 what stands behind a colon in it is not looked at.
 """
 

@@ -33,8 +33,13 @@ from fedwan.workloads.settings import require_each
 
 NETWORKS: dict[str, NetworkKind] = {"denoiser": "regression"}
 USES = (
-    *("site.precision", "site.precision=bf16-true", "site.accumulate", "site.recompute"),
-    *("site.partition", "site.partition=weights", "data.labels"),
+    *("site.precision", "site.accumulate", "site.recompute"),
+    *("site.partition", "site.partition=weights"),
+    Needs(
+        "data.labels",
+        lambda c, _: Parts(c).num_classes > 0,
+        "a network that knows classes (num_class_embeds)",
+    ),
     Needs("model.width", lambda c, _: not c.model["path"], "model.path=''"),
     Needs(
         "model.scheduler",
@@ -111,7 +116,6 @@ class Parts:
             raise ConfigError(
                 f"{network}: {name!r} is no network of diffusers; give another folder"
             )
-        self._require_plain_call(name)
         found = {} if scheduler is None else read_json(scheduler / "scheduler_config.json")
         self.denoising = Denoising(found, self.model.scheduler)
 
@@ -132,16 +136,23 @@ class Parts:
             "num_class_embeds": labels if labels > 1 else None,
         }
 
-    def _require_plain_call(self, name: str) -> None:
-        """Refuse networks that must be told more than a timestep and a class."""
-        given = inspect.signature(self.network.forward).parameters
-        asked = list(given.values())[2:]
-        more = [p.name for p in asked if p.default is p.empty and p.name != "timestep"]
-        if more or "timestep" not in given:
+    def require_fit(self) -> None:
+        """Refuse a network that does not make such images of a timestep and a class alone."""
+        try:
+            with torch.device("meta") as meta:
+                x, none = torch.empty(2, *self.shape), torch.zeros(2, dtype=torch.int64)
+                told = {"class_labels": none} if self.num_classes else {}
+                out = self.build(meta)(x, timestep=none, return_dict=False, **told)[0]
+            if out.shape[2:] != x.shape[2:]:
+                raise ValueError(f"it makes some of {tuple(out.shape[2:])}")
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ConfigError(
-                f"model.path: {name} must be told {', '.join(more) or 'no timestep'} as well, "
-                "which this workload has not; write a script of your own, see docs/own_model.md"
-            )
+                f"model.path = {self.model.path!r}: {self.settings['_class_name']} makes no images "
+                f"of {' x '.join(map(str, self.shape))} of a timestep and a class alone ({first}); "
+                "give another folder, data.size or model.width, or write a script of your own, see "
+                "docs/own_model.md"
+            ) from None
 
     def build(self, device: torch.device | str) -> nn.Module:
         """The network, with the folder's weights where there are any to read."""
@@ -159,33 +170,8 @@ def check(config: Config) -> None:
     config.model["path"] = absolute_path(config.model["path"])
     model = Model(**config.model)
     require_each(model, width=8, sampling_steps=1)
-    if model.width % 8:
-        raise ConfigError(f"model.width = {model.width} is no multiple of 8; choose one")
     parts = Parts(config)
-    channels, *sides = parts.shape
-    takes = parts.settings.get("in_channels", channels)
-    if takes != channels:
-        raise ConfigError(
-            f"model.path = {model.path!r} takes images of {takes} channels, and data are of "
-            f"{channels}; give another folder"
-        )
-    size = parts.settings.get("sample_size")
-    if "patch_size" in parts.settings and size is not None and sides != [size, size]:
-        raise ConfigError(
-            f"model.path = {model.path!r} takes images of {size} x {size}, and data are of "
-            f"{sides[0]} x {sides[1]}; set data.size={size}"
-        )
-    unit = 2 ** (len(parts.settings.get("block_out_channels", [0])) - 1)
-    if any(side % unit for side in sides):
-        raise ConfigError(
-            f"images of {sides[0]} x {sides[1]} cannot be halved {unit.bit_length() - 1} times, as "
-            f"the network does; make both sides a multiple of {unit}"
-        )
-    if config.data.labels == "site" and not parts.num_classes:
-        raise ConfigError(
-            f"data.labels = 'site' has no effect: the network of model.path = {model.path!r} knows "
-            "no classes (num_class_embeds); leave it out"
-        )
+    parts.require_fit()
     if 0 < parts.num_classes < num_labels(config):
         raise ConfigError(
             f"model.path = {model.path!r} knows {parts.num_classes} classes, and data have "

@@ -66,8 +66,6 @@ class Model:
     """How closely a teacher that is told the class follows it; the student needs it no more."""
     adversarial: float = 0.1
     """Weight of the judge in the student's loss; 0 leaves it without a say."""
-    hidden: int = 64
-    """Values of the hidden layer of the judge's heads, one per block of the teacher."""
     half_life: float = 10.0
     """Of the student's moving average, the target, in steps; 0 takes the student itself."""
 
@@ -114,8 +112,7 @@ def check(config: Config) -> None:
                 f"model.teacher = {model.teacher!r} makes samples of data.{key} = {theirs!r}, not "
                 f"of {ours[key]!r}; set data.{key}={theirs}"
             )
-    least = {"student_steps": 1, "solver_steps": 1, "hidden": 1}
-    require_each(model, **least, adversarial=0, half_life=0, guidance=0)
+    require_each(model, student_steps=1, solver_steps=1, adversarial=0, half_life=0, guidance=0)
     if model.student_steps > model.solver_steps:
         raise ConfigError(
             f"model.student_steps = {model.student_steps} is more than model.solver_steps = "
@@ -142,10 +139,10 @@ class Distill(Descent):
         """That teacher and student are told; 0 for none."""
         with seeded_init(config.seed):
             teacher = build_velocity(source.shape, source.num_classes, sizes)
-            heads = FeatureHeads(sizes.width, sizes.depth, model.hidden)
+            heads = FeatureHeads(sizes.width, sizes.depth)
         load_teacher(self.origin, teacher)
         self.student = Followed(copy.deepcopy(teacher), model.half_life).to(device)
-        self.teacher_figures: dict[tuple[int, int], dict[str, float]] = {}
+        self.teacher_fds: dict[tuple[int, int], float] = {}
         self.teacher_spreads: dict[int, Tensor] = {}
         """By seed and number of samples, and by number alone: the teacher does not change."""
         frozen = {"teacher": teacher.to(device).requires_grad_(False)}
@@ -244,18 +241,15 @@ class Distill(Descent):
         return spread(self.sample(num, seed)) / self.teacher_spreads[num]
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
-        """And the teacher's: in the steps of its own run, and in as few as the student takes."""
+        """And the teacher's, in the steps of its own run."""
         labels, seed = self._labels(real), derive_seed(seed, "evaluate")
         measure = partial(measure_quality, self._measured, real, features=self.config.eval.features)
-        if (key := (seed, len(labels))) not in self.teacher_figures:
+        if (key := (seed, len(labels))) not in self.teacher_fds:
             sigmas = flow.flow_sigmas(self.origin.euler_steps, self.origin.shift).to(self.device)
-            ways = {"": flow.EulerSolver(sigmas), "_few": self._phases.jumps}
-            made = {n: self._sample("teacher", way, labels, seed) for n, way in ways.items()}
-            self.teacher_figures[key] = {
-                f"teacher{name}_fd": measure(generated=samples)["fd"]
-                for name, samples in made.items()
-            }
-        return measure(generated=self.sample_like(labels, seed)) | self.teacher_figures[key]
+            made = self._sample("teacher", flow.EulerSolver(sigmas), labels, seed)
+            self.teacher_fds[key] = measure(generated=made)["fd"]
+        figures = measure(generated=self.sample_like(labels, seed))
+        return figures | {"teacher_fd": self.teacher_fds[key]}
 
     def _sample(self, name: str, solver: flow.EulerSolver, labels: Tensor, seed: int) -> Tensor:
         """Of the teacher, guided, or of the student."""

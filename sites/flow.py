@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from fedwan.app import num_experts
-from fedwan.config import Config, DataConfig, InnerConfig, SiteConfig
+from fedwan.config import Config, DataConfig, InnerConfig
 from fedwan.data import num_labels, source_of
 from fedwan.errors import ConfigError
 from fedwan.models.experts import build_experts, draw_experts, forward_drawn
@@ -49,10 +49,9 @@ class Model:
     """Share of samples whose class `dit` is not told in training."""
     guidance: float = 1.0
     """How closely samples of `dit` follow their class, at twice the cost unless it is 1."""
-    times: str = "logit_normal"
-    """What noise levels are drawn from in training: `logit_normal` or `uniform`."""
     shift: float = 1.0
-    """Above 1 moves them, and the steps of sampling, towards the noise, as large images need."""
+    """Above 1 moves noise levels of training and sampling towards the noise, as large images
+    need."""
     euler_steps: int = 20
     """Steps from noise to a sample."""
 
@@ -86,7 +85,6 @@ def check(config: Config) -> None:
     model = Model(**config.model)
     require_each(model, width=4, depth=1, heads=1, guidance=0, euler_steps=1)
     require_share(model, "label_dropout")
-    require_one_of("model.times", model.times, flow.TIMES)
     if not 0 < model.shift < math.inf:
         raise ConfigError(f"model.shift = {model.shift!r} is out of range; choose more than 0")
     if model.guidance != 1 and not model.label_dropout:
@@ -96,8 +94,6 @@ def check(config: Config) -> None:
         )
     if model.network == "dit":
         _check_patches(model, config.data)
-    if config.site.partition == "tensor_parallel":
-        _check_cuts(model, config.site)
 
 
 def _check_patches(model: Model, data: DataConfig) -> None:
@@ -123,21 +119,6 @@ def _check_patches(model: Model, data: DataConfig) -> None:
         )
 
 
-def _check_cuts(model: Model, site: SiteConfig) -> None:
-    """Refuse layers that cannot be cut into as many parts as the site has processes."""
-    assert model.width, "filled in before"
-    key, number = ("heads", model.heads) if model.network == "dit" else ("width", model.width)
-    if number % site.processes:
-        fitting = number + -number % site.processes
-        mend = f"model.{key}={fitting}"
-        if key == "heads":
-            mend += f" model.width={model.width + -model.width % math.lcm(4, fitting)}"
-        raise ConfigError(
-            f"model.{key} = {number} cannot be shared out among site.processes={site.processes}; "
-            f"set {mend}"
-        )
-
-
 class Flow(Simple):
     """One velocity network."""
 
@@ -157,7 +138,7 @@ class Flow(Simple):
         """Regression on the velocity at random noise levels."""
         device = self.device
         noise = torch.randn(batch.x.shape, generator=rng.on("noise", device), device=device)
-        sigma = flow.draw_sigma(len(noise), rng["sigma"], self.model.times, self.model.shift)
+        sigma = flow.draw_sigma(len(noise), rng["sigma"], self.model.shift)
         told = [sigma.to(device, non_blocking=True)]
         x, target = flow.interpolate(batch.x, noise, *told)
         if self.num_classes:
@@ -181,7 +162,7 @@ class Flow(Simple):
         """See `fedwan.workloads.base.Examinable`: has the network learnt its shard by heart?"""
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(train.x.shape, generator=generator).to(self.device)
-        sigma = flow.draw_sigma(len(noise), generator, self.model.times, self.model.shift)
+        sigma = flow.draw_sigma(len(noise), generator, self.model.shift)
         errors = [self._errors(batch, noise, sigma.to(self.device)) for batch in (held_out, train)]
         return {"memory/velocity": share_above(*errors)}
 

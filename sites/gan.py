@@ -2,14 +2,12 @@
 
 Both gradients are taken at the present weights, exchanged together if the strategy exchanges
 gradients, and then both networks step: simultaneous descent, the game that the R1 penalty was shown
-to make converge (Mescheder et al. 2018). So one step costs one exchange. With `model.n_critic` the
-discriminator steps alone before that, on parts of the batch; all of it is one step.
+to make converge (Mescheder et al. 2018). So one step costs one exchange.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,9 +22,9 @@ from fedwan.models.layers import at_once, clamp_images
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads.adversarial import LOSSES, GanLoss, gradient_penalty
-from fedwan.workloads.base import Batch, NetworkKind, Reduce, share_above, spread
+from fedwan.workloads.base import Batch, NetworkKind, share_above, spread
 from fedwan.workloads.descent import Descent
-from fedwan.workloads.settings import require_each, require_one_of, require_parts
+from fedwan.workloads.settings import require_each, require_one_of
 
 NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
 HAS_EXPERTS = True
@@ -51,8 +49,6 @@ class Model:
     """Weight of the R2 penalty, the same at generated samples."""
     spectral_norm: bool = False
     """Whether the discriminator's layers are kept at spectral norm 1 (Miyato et al. 2018)."""
-    n_critic: int = 1
-    """Steps of the discriminator to one of the generator; each takes its part of the batch."""
     conditional: bool = False
     """Whether both networks are told the class, or the site (`data.labels=site`): generated samples
     are then judged as the classes of the real ones beside them, so that a site trains the generator
@@ -67,22 +63,25 @@ def _lr(config: Config) -> float:
 def _has_private_part(config: Config, _: str) -> bool:
     """Whether all that the real samples do is a term of D's loss for each, and one step."""
     model = Model(**config.model)
-    is_plain = not model.conditional and not model.spectral_norm and model.n_critic == 1
-    return is_plain and model.loss != "relativistic"
+    return not (model.conditional or model.spectral_norm or model.loss == "relativistic")
 
 
 USES = (
     *("site.precision*", "site.accumulate", "site.partition", "site.partition=weights"),
     Needs("data.labels", lambda c, _: c.model["conditional"], "model.conditional=true"),
-    Needs("model.spectral_norm", lambda c, _: not c.site.cuts_weights, "site.partition=gradients"),
+    Needs(
+        "model.spectral_norm",
+        lambda c, _: c.site.partition != "weights",
+        "site.partition=gradients",
+    ),
     Needs(
         "privacy.epsilon",
         _has_private_part,
-        "a GAN without classes, spectral norm, n_critic and relativistic loss",
+        "a GAN without classes, spectral norm and relativistic loss",
     ),
 )
 DEFAULTS = {
-    "data.batch": lambda config: 32 * config.model["n_critic"],
+    "data.batch": 32,
     "steps": 2800,
     "inner.*": lambda config, kind: InnerConfig(lr=_lr(config), beta1=0.0, beta2=0.99),
 }
@@ -91,9 +90,8 @@ DEFAULTS = {
 def check(config: Config) -> None:
     """Refuse what cannot be built."""
     model = Model(**config.model)
-    require_each(model, latents=1, width=1, gamma=0, gamma_fake=0, n_critic=1)
+    require_each(model, latents=1, width=1, gamma=0, gamma_fake=0)
     require_one_of("model.loss", model.loss, LOSSES)
-    require_parts(config, model.n_critic)
     sides = source_of(config.data).shape[1:]
     if sides and not (sides[0] == sides[1] and sides[0] in SIDES):
         below, above = [s for s in SIDES if s < sides[0]], [s for s in SIDES if s > sides[0]]
@@ -102,11 +100,6 @@ def check(config: Config) -> None:
             f"workload 'gan' makes images of {', '.join(map(str, SIDES))} pixels a side, and those "
             f"of {config.data.name!r} are {sides[0]} x {sides[1]}; set data.size={nearest}"
         )
-
-
-def steps_apart(config: Config) -> bool:
-    """Whether the discriminator also steps alone: `reduce` is then called several times a step."""
-    return Model(**config.model).n_critic > 1
 
 
 class Gan(Descent):
@@ -128,24 +121,12 @@ class Gan(Descent):
         }
         super().__init__(config, networks, twice=("discriminator",))
 
-    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
-        """The discriminator's steps alone; then one of both, each against the other's present."""
-        parts = zip(*(tensor.chunk(self.model.n_critic) for tensor in batch), strict=True)
-        *alone, last = (Batch(*part) for part in parts)
-        backward = partial(self.backward, rng=rng, steps_both=False)
-        for part in alone:
-            self.descend(("discriminator",), part, backward, reduce)
-        return super().step(last, rng, reduce)
-
-    def backward(
-        self, batch: Batch, rng: NamedGenerators, steps_both: bool = True
-    ) -> dict[str, Tensor]:
-        """Of the discriminator, or of both."""
+    def backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
+        """Of both networks, each against the other as it was."""
         if self.privacy is not None:
             return self._private_backward(batch, rng)
         generator, discriminator = self.networks["generator"], self.networks["discriminator"]
-        with torch.set_grad_enabled(steps_both or self.model.gamma_fake > 0):
-            fake = generator(self._latents(len(batch.x), rng["latent"]), batch.y)
+        fake = generator(self._latents(len(batch.x), rng["latent"]), batch.y)
         real = batch.x.detach().requires_grad_()
         real_logits, fake_logits = discriminator(real, batch.y), discriminator(fake, batch.y)
         loss: GanLoss = LOSSES[self.model.loss]
@@ -155,10 +136,9 @@ class Gan(Descent):
         if self.model.gamma_fake:
             losses["r2"] = gradient_penalty(fake, fake_logits)
             total = total + self.model.gamma_fake / 2 * losses["r2"]
-        self.add_gradients("discriminator", total, keep_graph=steps_both)
-        if steps_both:
-            losses["generator"] = loss.generator(real_logits, fake_logits)
-            self.add_gradients("generator", losses["generator"])
+        losses["generator"] = loss.generator(real_logits, fake_logits)
+        self.add_gradients("discriminator", total, keep_graph=True)
+        self.add_gradients("generator", losses["generator"])
         return losses
 
     def _private_backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:

@@ -7,8 +7,8 @@ The paper lets G step against the D that has just stepped. Here both gradients a
 present weights, exchanged together, and then both networks step, as in `sites/gan.py`.
 
 Images are made as in training, with the statistics of their own batch (section 3.3), but without
-dropout. Running statistics do not belong to weights that were merged or averaged: with them
-(`model.statistics=running`), distances of short runs were four to eight times as large.
+dropout. Running statistics do not belong to weights that were merged or averaged: with them,
+distances of short runs were four to eight times as large.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from fedwan.errors import ConfigError
 from fedwan.metrics import measure_translation
 from fedwan.models.pix2pix import PatchDiscriminator, UNetGenerator
 from fedwan.rng import NamedGenerators, seeded_init
-from fedwan.uses import Needs
 from fedwan.workloads.adversarial import LOSSES
 from fedwan.workloads.base import Batch, NetworkKind, spread
 from fedwan.workloads.descent import Descent
@@ -51,15 +50,11 @@ class Model:
     norm: str = "batch"
     """What layers normalise: a `batch`, or each image by itself, `instance`, whatever else a site
     has; small images learn far slower with it."""
-    statistics: str = "batch"
-    """That images are made with under batch norm: `batch`, those of the inputs beside them, or
-    `running`."""
 
 
 USES = (
     *("site.precision*", "site.accumulate", "site.recompute"),
     *("site.partition", "site.partition=weights"),
-    Needs("model.statistics", lambda c, _: c.model["norm"] == "batch", "model.norm=batch"),
 )
 DEFAULTS = {
     "data.batch": 16,
@@ -75,7 +70,6 @@ def check(config: Config) -> None:
     require_each(model, width=1, depth=2, l1=0)
     require_share(model, "dropout")
     require_one_of("model.norm", model.norm, ("batch", "instance"))
-    require_one_of("model.statistics", model.statistics, ("batch", "running"))
     side = source_of(config.data).shape[-1]
     if side % 2**model.depth:
         deepest = (side & -side).bit_length() - 1  # the power of 2 in it
@@ -150,11 +144,11 @@ class Pix2Pix(Descent):
     @torch.no_grad()
     def _translate(self, inputs: Tensor) -> Tensor:
         """Images for inputs, (num, …), in batches as in training."""
-        generator, is_running = self.networks["generator"], self.model.statistics == "running"
+        generator = self.networks["generator"]
         # Batch norm moves its running statistics: it is lent others to move.
         lent = {name: buffer.clone() for name, buffer in generator.named_buffers()}
         was_training = generator.training
-        generator.train(not is_running)
+        generator.train()
         try:
             parts = inputs.to(self.device).split(self.config.data.batch)
             return torch.cat([functional_call(generator, lent, (part,)) for part in parts])

@@ -12,9 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +20,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from torch import Tensor, nn
 
-from fedwan.config import Config, InnerConfig
-from fedwan.data import FILE_NAMES, Shard, source_of
+from fedwan.config import FILE_NAMES, Config, InnerConfig
+from fedwan.data import Shard, source_of
 from fedwan.errors import ConfigError
 from fedwan.extras import require
 from fedwan.files import absolute_path, stamp_of
@@ -42,7 +41,7 @@ _log = logging.getLogger(__name__)
 NETWORKS: dict[str, NetworkKind] = {"denoiser": "regression"}
 CAPTIONS = True
 USES = (
-    *("site.precision", "site.precision=bf16-true", "site.accumulate", "site.recompute"),
+    *("site.precision", "site.accumulate", "site.recompute"),
     Needs("model.lora_targets", lambda c, _: c.model["lora"], "a model.lora of 1 or more"),
     Needs(
         "data.classes",
@@ -93,8 +92,6 @@ class Model:
     """Share of captions that are left out in training, as guidance needs."""
     min_snr: float = 0.0
     """Most that a timestep weighs, as a ratio of signal and noise; usual is 5, 0 is off."""
-    noise_offset: float = 0.0
-    """Noise that a channel shares, as a share of the rest; usual is 0.05, 0 is off."""
     prompts: list[str] = field(default_factory=list)
     """Of `samples.png` and `fedwan sample`, in turn; without them samples have no caption."""
     guidance: float = 4.0
@@ -107,7 +104,7 @@ def check(config: Config) -> None:
     """Refuse what cannot be built, and pictures that it does not take."""
     config.model["path"] = absolute_path(config.model["path"])
     model = Model(**config.model)
-    require_each(model, lora=0, min_snr=0, noise_offset=0, guidance=0, sampling_steps=1)
+    require_each(model, lora=0, min_snr=0, guidance=0, sampling_steps=1)
     require_share(model, "caption_dropout")
     if config.data.name not in FILE_NAMES:
         raise ConfigError(
@@ -118,7 +115,7 @@ def check(config: Config) -> None:
             f"data.workers = {config.data.workers} has no effect: pictures are read once, before "
             "the first step; leave it out"
         )
-    folder = Folder(model.path, model.min_snr, model.noise_offset)
+    folder = Folder(model.path, model.min_snr)
     takes = folder.settings.get("in_channels", folder.channels)
     if takes != folder.channels:
         raise ConfigError(
@@ -160,7 +157,7 @@ class TextToImage(Simple):
 
     def __init__(self, config: Config, device: torch.device | str) -> None:
         self.model = Model(**config.model)
-        self.folder = folder = Folder(self.model.path, self.model.min_snr, self.model.noise_offset)
+        self.folder = folder = Folder(self.model.path, self.model.min_snr)
         with seeded_init(config.seed):
             network = folder.load(folder.part, device).train()
             if self.model.lora:
@@ -180,14 +177,13 @@ class TextToImage(Simple):
         whose first is of no caption; held-out `x` stay pictures.
         """
         made, of = folder / "encoded", self._made_of(shard)
-        if int(os.environ.get("LOCAL_RANK", "0")):  # the machine's first process encodes
-            while _noted(made) != of:
-                time.sleep(0.5)
-        elif _noted(made) != of:
-            if made.exists():
-                shutil.rmtree(made)
-            with torch.no_grad():
-                self._encode(shard, made, of)
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / "encoded.lock"), torch.no_grad():  # the first process encodes
+            if _noted(made) != of:
+                shutil.rmtree(made, ignore_errors=True)
+                made.mkdir()
+                self._encode(shard, made)
+                (made / _NOTE).write_text(json.dumps(of))
         names = PIPELINES[self.folder.kind]
         files = {path.stem: np.load(path, mmap_mode="r") for path in sorted(made.glob("*.npy"))}
         self._table = {name: files[name] for name in names}
@@ -204,14 +200,12 @@ class TextToImage(Simple):
         model = {"model": str(folder), "files": stamp_of(folder)}
         return {**model, "data": shard.train.stamp(), "size": self._side, "flip": shard.flip}
 
-    def _encode(self, shard: Shard, made: Path, of: dict[str, Any]) -> None:
-        """Write the files of `prepare`, a batch at a time; all of them are there, or none."""
+    def _encode(self, shard: Shard, made: Path) -> None:
+        """Write the files of `prepare`, a batch at a time."""
         ways = (False, True) if shard.flip else (False,)
         count = len(shard.train) * len(ways)
         _log.info("encodes %s pictures and their captions into %s", count, made)
-        building = made.with_name(f"encoding-{self.processes.rank}")
-        building.mkdir(parents=True, exist_ok=True)
-        latents = _new(building / "latents.npy", (count, *self._shape), np.float32)
+        latents = _new(made / "latents.npy", (count, *self._shape), np.float32)
         numbers: dict[str, int] = {}
         captions: list[int] = []
         for pictures, texts in _read(shard.train, ways):
@@ -219,13 +213,13 @@ class TextToImage(Simple):
             captions += [numbers.setdefault(text, 1 + len(numbers)) for text in texts]
         held_out = [numbers.setdefault(t, 1 + len(numbers)) for t in shard.held_out["caption"]]
         latents.flush()
-        np.save(building / "captions.npy", np.array(captions, np.int64))
-        np.save(building / "held_out.npy", np.array(held_out, np.int64))
+        np.save(made / "captions.npy", np.array(captions, np.int64))
+        np.save(made / "held_out.npy", np.array(held_out, np.int64))
         encoders, done = self.folder.encoders(self.device), 1
         tables: dict[str, Any] = {}
         for name, values in self.folder.told(encoders).items():
             shape = (1 + len(numbers), *values.shape[1:])
-            tables[name] = _new(building / f"{name}.npy", shape, np.float16)
+            tables[name] = _new(made / f"{name}.npy", shape, np.float16)
             tables[name][:1] = values
         for texts in _chunks(list(numbers)):
             for name, values in self.folder.told(encoders, texts).items():
@@ -233,11 +227,6 @@ class TextToImage(Simple):
             done += len(texts)
         for table in tables.values():
             table.flush()
-        (building / _NOTE).write_text(json.dumps(of))
-        try:
-            building.rename(made)
-        except OSError:  # another machine of the site was faster
-            shutil.rmtree(building)
 
     def _latents(self, pictures: Tensor) -> Tensor:
         """Means of the VAE's distribution, scaled, (batch, channels, side, side), on the CPU."""

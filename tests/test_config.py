@@ -82,7 +82,7 @@ def test_words_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> 
         ("site.partition=weights", "site.partition = 'weights' needs site.processes=2"),
         ("link.listen=nowhere", "link.listen = 'nowhere' is no host:port"),
         ("link.listen=a:1 link.door=a:1", "link.door = 'a:1' is link.listen as well"),
-        ("data.size=7", "data.size = 7 is out of range; choose 0, or 8 to 1024"),
+        ("data.name=folder data.size=7", "data.size = 7 is out of range; choose 0, or 8 to 1024"),
         ("inner.g.name=sgd inner.g.beta2=0.5", "inner.g.beta2 = 0.5 needs another optimiser"),
         ("round.quorum=5", "round.quorum = 5 is out of range; choose 0 to sites"),
         ("round.merge=mean:2", "'mean:2' is none of mean"),

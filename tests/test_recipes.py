@@ -55,7 +55,6 @@ def test_what_was_left_open_is_filled_in_and_what_the_user_named_is_kept() -> No
         ("strategy=sync inner.generator.state=reset", "strategy="),
         ("strategy=parameter_server network.generator.exclude=['*.bias']", "strategy="),
         ("strategy=parameter_server site.processes=2 site.partition=gradients", "strategy=sync"),
-        ("strategy=sync site.precision=bf16-true", "strategy=local_sgd"),
     ],
 )
 def test_what_a_strategy_does_not_follow_is_refused_with_one_that_does(

@@ -339,9 +339,12 @@ class CoordinatedRun:
             told = [f"{name} ({why[name]})" if name in why else name for name in owing]
         kind, mend = RunStopped, "bring the sites back"
         if {*owing} <= {*here}:
-            kind, mend = UserError, (
-                "mend a script that does not come back to `site`, or in a loop of its own calls no "
-                "site.after_step(), or raise round.patience_s"
+            kind, mend = (
+                UserError,
+                (
+                    "mend a script that does not come back to `site`, or in a loop of its own calls no "
+                    "site.after_step(), or raise round.patience_s"
+                ),
             )
         return kind(
             f"round {round_.version + 1} has waited {policy.patience_s:g} s for {', '.join(told)} "

@@ -2,10 +2,9 @@
 
 from fedwan.data.loader import InMemory, Loader, first_leaf
 from fedwan.data.shard import Shard, check_files, dataset_of, held_out_of, open_shard
-from fedwan.data.sources import FILE_NAMES, Source, data_at_site, find_source, num_labels, source_of
+from fedwan.data.sources import Source, data_at_site, find_source, num_labels, source_of
 
 __all__ = [
-    "FILE_NAMES",
     "InMemory",
     "Loader",
     "Shard",

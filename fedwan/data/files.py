@@ -41,7 +41,7 @@ _MOST_HELD_BYTES = 512 << 20
 _ALL_READ, _NUM_READ = 256, 32
 """Before a run: so many are all read, of more some."""
 _OWN_LINES = 3
-"""Faults of a kind that are told one by one."""
+"""Faults that are told one by one."""
 _MOST_IN_A_ROW = 8
 """Unreadable samples for which the next one stands in."""
 
@@ -80,16 +80,11 @@ class Files:
             given = [v.get("label") if isinstance(v, dict) else v for v in self.rows["label"]]
         else:
             given = [key.partition(os.sep)[0] if os.sep in key else None for key in self.keys]
-        numbers: dict[Any, int] = {}
+        numbers: dict[str, int] = {}
         for row, value in enumerate(given):
-            if isinstance(value, list | dict):
-                raise ConfigError(
-                    f"data.path: {self.name(row)} has the label {value!r}, where one name or "
-                    "number is wanted; mend that, or leave data.classes out"
-                )
-            if value not in numbers:
-                numbers[value] = self._class_number(row, value)
-        return torch.tensor([numbers[value] for value in given], dtype=torch.int64)
+            if str(value) not in numbers:
+                numbers[str(value)] = self._class_number(row, value)
+        return torch.tensor([numbers[str(value)] for value in given], dtype=torch.int64)
 
     def _class_number(self, row: int, value: Any) -> int:
         is_numbered = self.classes == tuple(map(str, range(len(self.classes))))
@@ -98,13 +93,6 @@ class Files:
         is_named = not is_numbered or set(known) <= set(self.classes)
         if is_named and isinstance(value, int) and 0 <= value < len(known):
             value = known[value]
-        if value is None:
-            has_labels = "label" in self.rows.features
-            what = "has no label" if has_labels else "lies in no folder of a class"
-            raise ConfigError(
-                f"data.path: {self.name(row)} {what}, which data.classes asks for; mend that, or "
-                "leave data.classes out"
-            )
         name = str(value).strip()
         if name in self.classes:
             return self.classes.index(name)
@@ -113,7 +101,7 @@ class Files:
         shown = ", ".join(self.classes[:10]) + (", …" if len(self.classes) > 10 else "")
         raise ConfigError(
             f"data.path: {self.name(row)} is of class {name!r}, which data.classes does not name "
-            f"({shown}); name it there, at every site alike, or remove it here"
+            f"({shown}); name it there, at every site alike, or mend it here"
         )
 
     def name(self, row: int) -> str:
@@ -126,14 +114,17 @@ class Files:
         found = self.rows[row]
         try:
             x, y = self.transform.apply(_bytes(found["image"])), self.labels[row]
+            if "caption" not in found:
+                return Batch(x, y)
+            caption = found["caption"]
+            if isinstance(caption, str) and caption.strip():
+                return {"x": x, "y": y, "caption": caption}
+            text = f"has the caption {caption!r}; give it a text, or remove it"
         except OSError as error:
             reason = error.strerror or error
             text = f"cannot be read ({reason}); see that it is there, or remove it"
         except BadPicture as error:
             text = str(error)
-        else:
-            caption = found.get("caption", ...)
-            return Batch(x, y) if caption is ... else {"x": x, "y": y, "caption": caption}
         raise ConfigError(f"data.path: {self.name(row)} {text}")
 
     def samples(self, rows: Iterable[int]) -> Iterator[Any]:
@@ -151,18 +142,21 @@ class Files:
                 num_bad = 0
                 yield sample
 
-    def faults(self) -> Iterator[str]:
-        """Of all samples, or of many some, evenly spaced; those with one mend in few lines."""
+    def faults(self) -> list[str]:
+        """Of all samples, or of many some, evenly spaced; a few one by one, the others counted."""
         step = 1 if len(self.keys) <= _ALL_READ else -(-len(self.keys) // _NUM_READ)
-        rows, by_mend = range(0, len(self.keys), step), dict[str, list[str]]()
+        rows, lines = range(0, len(self.keys), step), []
         for row in rows:
             try:
                 self.sample(row)
             except ConfigError as error:
-                by_mend.setdefault(str(error).rpartition("; ")[2], []).append(str(error))
-        for lines in by_mend.values():
-            more = f" (and {len(lines) - 1} more like it, of {len(rows)} that were read)"
-            yield from lines if len(lines) <= _OWN_LINES else [lines[0] + more]
+                lines.append(str(error))
+        if len(lines) > _OWN_LINES:
+            more = len(lines) - _OWN_LINES
+            lines[_OWN_LINES - 1 :] = [
+                f"{lines[_OWN_LINES - 1]} (and {more} more, of {len(rows)} that were read)"
+            ]
+        return lines
 
     def train(self, split: str, site_index: int, num_sites: int, seed: int) -> Pictures:
         """What one site trains on."""
@@ -252,20 +246,7 @@ def _open(name: str, folder: Path, classes: str, transform: Transform, captions:
         raise ConfigError(
             f"data.path = {str(folder)!r} holds {len(rows)} samples; put {_LEAST} or more there"
         )
-    files = Files(folder, rows, tuple(keys), named, transform, are_files)
-    if captions:
-        _refuse_blank_captions(files)
-    return files
-
-
-def _refuse_blank_captions(files: Files) -> None:
-    """A model trained on them would be told nothing of these pictures, and nobody would see it."""
-    texts = files.rows["caption"]
-    if blank := [row for row, text in enumerate(texts) if not (text or "").strip()]:
-        raise ConfigError(
-            f"data.path = {str(files.folder)!r}: {len(blank)} of {len(texts)} samples have no "
-            f"caption, the first {files.name(blank[0])}; give each one a text, or remove it"
-        )
+    return Files(folder, rows, tuple(keys), named, transform, are_files)
 
 
 def _bytes(image: Any) -> bytes:

@@ -110,10 +110,6 @@ def tell(batch: Any, number: int | None) -> Any:
     return _replaced(batch, "y", torch.full_like(y, number))
 
 
-Draw = tuple[Tensor, int]
-"""Which samples a batch consists of, (batch,) int64, and a seed of what they draw."""
-
-
 class _Order:
     """An endless order of samples: each epoch is a fresh permutation.
 
@@ -134,7 +130,8 @@ class _Order:
         self._position = self._drawn = 0
         self._states: deque[dict[str, Tensor]] = deque()
 
-    def __iter__(self) -> Iterator[Draw]:
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        """Which samples each batch consists of, (batch,) int64, and a seed of what they draw."""
         while True:
             self._drawn += 1
             places = self._places(self._drawn)
@@ -188,7 +185,7 @@ class Fetch:
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
-    def __getitems__(self, draw: Draw) -> Any:
+    def __getitems__(self, draw: tuple[Tensor, int]) -> Any:
         """The batch; in memory it is one index operation."""
         places, seed = draw
         if isinstance(self._dataset, InMemory):

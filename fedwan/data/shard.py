@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from fedwan.config import Config, DataConfig, site_names
+from fedwan.config import FILE_NAMES, Config, DataConfig, site_names
 from fedwan.data.files import open_files
 from fedwan.data.loader import Fetch, InMemory, Loader, copied, is_stream, tell
 from fedwan.data.sources import (
-    FILE_NAMES,
     check_data,
     data_at_site,
     find_source,
@@ -108,7 +107,7 @@ def open_shard(
     batches of files are dicts of `x`, `y` and `caption`, a list of text. A `ConfigError` says what
     is wrong with the settings, the split, or the first file that is.
     """
-    check_data(config, num_sites)
+    check_data(config)
     source = source_of(config)
     train: Any
     if config.name in FILE_NAMES:
@@ -121,7 +120,8 @@ def open_shard(
     told = site_index if config.labels == "site" else None
     reading = (told, config.workers, config.flip)
     shard = Shard(train, held_out, source.num_classes, source.public, *reading)
-    return _checked(shard, config.batch)
+    _require_batch(config.batch, shard.num_samples)
+    return shard
 
 
 def held_out_of(config: DataConfig) -> Batch:
@@ -140,7 +140,8 @@ def dataset_of(module: ModuleType, config: Config, site: str) -> Shard:
     """
     made = module.dataset(config, site)
     if isinstance(made, Shard):
-        return _checked(made, config.data.batch)
+        _require_batch(config.data.batch, made.num_samples)
+        return made
     train, held_out = made if isinstance(made, tuple) else (made, None)
     for data in (train,) if held_out is None else (train, held_out):
         by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
@@ -151,12 +152,8 @@ def dataset_of(module: ModuleType, config: Config, site: str) -> Shard:
                 "return a torch Dataset with samples, or a pair of two"
             )
     measured = None if held_out is None else Shard(held_out).some(_MOST_HELD_OUT)
-    return _checked(Shard(train, measured, workers=config.data.workers), config.data.batch)
-
-
-def _checked(shard: Shard, batch_size: int) -> Shard:
-    for fault in _too_large(batch_size, shard.num_samples):
-        raise ConfigError(fault)
+    shard = Shard(train, measured, workers=config.data.workers)
+    _require_batch(config.data.batch, shard.num_samples)
     return shard
 
 
@@ -170,7 +167,7 @@ def check_files(config: Config, *, captions: bool = False) -> list[str]:
         with faults.caught():
             y = find_source(data.name).load()[0].y
             parts = split_indices(y, data.split, len(names), config.seed)
-            faults.add(_too_large(data.batch, min(len(part) for part in parts)))
+            _require_batch(data.batch, min(len(part) for part in parts))
         return faults.lines
     with faults.caught():
         require("datasets", "data")  # beside folders that are not there
@@ -178,17 +175,16 @@ def check_files(config: Config, *, captions: bool = False) -> list[str]:
         with faults.caught():
             files = open_files(data_at_site(data, name), captions)
             train = files.train(data.split, index, len(names), config.seed)
-            faults.add(_too_large(data.batch, len(train)))
             if has_own_data(data) or not index:
                 faults.add(files.faults())
+            _require_batch(data.batch, len(train))
     return faults.lines
 
 
-def _too_large(batch_size: int, num_samples: int) -> list[str]:
-    """What is wrong with a batch for a site of so many samples, 0 where that is not known."""
-    if not 0 < num_samples < batch_size:
-        return []
-    return [
-        f"data.batch = {batch_size} is more than the {num_samples} samples that a site trains on; "
-        f"set data.batch={num_samples} or less, or give each site more"
-    ]
+def _require_batch(batch_size: int, num_samples: int) -> None:
+    """Refuse a batch of more than a site's samples; 0 where their number is not known."""
+    if 0 < num_samples < batch_size:
+        raise ConfigError(
+            f"data.batch = {batch_size} is more than the {num_samples} samples that a site trains "
+            f"on; set data.batch={num_samples} or less, or give each site more"
+        )

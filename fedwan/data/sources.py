@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedwan.config import SITE, Config, DataConfig
+from fedwan.config import FILE_NAMES, SITE, Config, DataConfig
 from fedwan.data import toys
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
@@ -29,9 +28,6 @@ from fedwan.rng import derive_seed
 from fedwan.workloads.base import Batch
 
 PAIRS = ("pairs", "pairs_b_to_a")
-FILE_NAMES = ("folder", *PAIRS, "webdataset", "parquet", "hf")
-"""The values of `data.name` that stand for files of the user's."""
-_OF_FILES = ("path", "size", "classes", "flip", "workers")
 _LEAST_PAIR_SIZE = 32
 _CLASSES = "names like cat,dog, or how many there are, like 10, which numbers them 0 to 9"
 _SPLITS = (
@@ -117,16 +113,8 @@ def parse_classes(text: str) -> tuple[str, ...]:
         names = tuple(str(number) for number in range(int(text)))
     else:
         names = tuple(name.strip() for name in text.split(","))
-    if len(names) < 2:
-        what = "a single class" if names and not names[0].isdecimal() else f"{len(names)} classes"
-        raise ConfigError(f"data.classes is {text!r}, {what}; give two or more, {_CLASSES}")
-    if not all(names):
-        raise ConfigError(f"data.classes is {text!r}, in which a name is empty; give {_CLASSES}")
-    (name, times), *_ = Counter(names).most_common(1)
-    if times > 1:
-        raise ConfigError(
-            f"data.classes is {text!r} and holds {name!r} twice; name each class once"
-        )
+    if len(names) < 2 or not all(names) or len(set(names)) < len(names):
+        raise ConfigError(f"data.classes is {text!r}; give two or more different ones, {_CLASSES}")
     return names
 
 
@@ -142,46 +130,20 @@ def data_at_site(config: DataConfig, site: str, own_path: str = "") -> DataConfi
     return dataclasses.replace(config, path=own_path or config.path.replace(SITE, site))
 
 
-def check_data(config: DataConfig, num_sites: int) -> None:
+def check_data(config: DataConfig) -> None:
     """Refuse, with a `ConfigError` and without reading any data, settings that cannot work."""
-    if faults := list(_faults(config, num_sites)):
+    if faults := list(_faults(config)):
         raise ConfigError("\n".join(faults))
 
 
-def _faults(config: DataConfig, num_sites: int) -> Iterator[str]:
-    source, kind = source_of(config), parse_split(config.split).kind
-    if config.name in FILE_NAMES:
-        yield from _of_path(config, is_own=kind == "own")
-    else:
-        mend = f"data.name={' or '.join(FILE_NAMES)}"
-        for key in _OF_FILES:
-            value = getattr(config, key)
-            if value != getattr(DataConfig(), key):
-                yield (
-                    f"data.{key} = {value!r} has no effect on {config.name}; leave it out, or set "
-                    f"{mend}"
-                )
-        if kind == "own":
-            yield (
-                f"data.split is 'own', but no site has {config.name} of its own; take iid, or set "
-                f"{mend}"
-            )
-    if config.labels == "site" and num_sites == 1:
-        yield (
-            "data.labels is 'site', which tells the same of every sample at one site; leave it out"
-        )
-    if kind == "by_label" and config.name in FILE_NAMES and not config.classes:
+def _faults(config: DataConfig) -> Iterator[str]:
+    source_of(config)  # refuses names that nobody knows
+    kind = parse_split(config.split).kind
+    if config.name not in FILE_NAMES:
+        return
+    is_own = kind == "own"
+    if kind == "by_label" and not config.classes:
         yield f"data.split is 'by_label', and no class is named; set data.classes to {_CLASSES}"
-    elif kind == "by_label" and num_sites > source.num_classes:
-        yield (
-            f"data.split is 'by_label' and sites is {num_sites}, but {config.name} has only "
-            f"{source.num_classes} labels; take at most {source.num_classes} sites, or dirichlet:A"
-        )
-    if kind not in ("iid", "own") and num_sites == 1:
-        yield f"data.split is {config.split!r}, which has no effect with one site; take iid"
-
-
-def _of_path(config: DataConfig, is_own: bool) -> Iterator[str]:
     if config.name in PAIRS and 0 < config.size < _LEAST_PAIR_SIZE:
         yield (
             f"data.size = {config.size} is out of range for pairs; choose 0, or "

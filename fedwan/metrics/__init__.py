@@ -1,4 +1,4 @@
-"""Quality of samples: distances and their floors, precision, recall, coverage, classes, modes."""
+"""Quality of samples: distances and their floors, classes, modes."""
 
 from fedwan.metrics.quality import (
     NUM_DRAWS,

@@ -1,16 +1,11 @@
-"""Distances between two samples of features: Frechet's and the kernel distance.
+"""The Frechet distance between two samples of features.
 
-Frechet's sees each as a Gaussian (Heusel et al. 2017, equation 6), and is what the field calls FID:
+It sees each as a Gaussian (Heusel et al. 2017, equation 6), and is what the field calls FID:
 
     d^2 = |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2))
 
 where the eigenvalues of C1 C2 are those of the symmetric C1^(1/2) C2 C1^(1/2). Moments are all that
 it needs, and those of a union follow from those of its parts: each site hands in moments.
-
-The kernel distance, KID (Binkowski et al. 2018, section 4), has k(x, y) = (x.y / d + 1)^3, d the
-number of features, and is estimated without bias (Gretton et al. 2012, equation 3):
-
-    mean over i != j of k(a_i, a_j)  +  the same of b  -  2 mean over i, j of k(a_i, b_j)
 
 A model is compared with held-out data of which every site has a part that nobody else may see: each
 site deals its part into two halves and hands in moments of features: of one half, of as many
@@ -101,22 +96,6 @@ def _add(a: Moments, b: Moments) -> Moments:
     mean = a.mean + between * (b.num_samples / num)
     spread = between.outer(between) * (a.num_samples / num * b.num_samples)
     return Moments(num, mean, a.covariance + b.covariance + spread)
-
-
-def kernel_between(a: Tensor, b: Tensor) -> float:
-    """Squared kernel distance of two samples, (N, features) and (M, features), N and M >= 2."""
-    a, b = (x.detach().to("cpu", torch.float64) for x in (a, b))
-    return _mean_of_pairs(a) + _mean_of_pairs(b) - 2 * float(_kernel(a, b).mean())
-
-
-def _kernel(x: Tensor, y: Tensor) -> Tensor:
-    return (x @ y.T).div_(x.shape[1]).add_(1).pow_(3)  # in place: a third of the time
-
-
-def _mean_of_pairs(x: Tensor) -> float:
-    """Of the kernel of two different members."""
-    kernel = _kernel(x, x)
-    return float(kernel.sum() - kernel.trace()) / (len(x) * (len(x) - 1))
 
 
 SMALLEST_DEVIATION = 1e-3

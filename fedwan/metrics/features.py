@@ -93,9 +93,7 @@ def load_classifier(data_name: str, folder: Path | None = None) -> Classifier:
         model = Classifier(source.shape[0], source.shape[-1], source.num_classes)
     try:
         model.load_state_dict(read_tensors(path)[0])
-    except (CheckpointError, RuntimeError) as error:  # RuntimeError: of other shapes
-        if path.exists():
-            _log.warning("classifier trained anew: %s", error)
+    except (CheckpointError, RuntimeError):  # it is not there, or damaged
         weights = clone(train_classifier(train, source.num_classes).state_dict())
         model.load_state_dict(weights)
         try:

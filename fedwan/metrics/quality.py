@@ -7,21 +7,18 @@ draws. A perfect generator has fd = fd_floor. Of files, and of a recipe's own pi
 public training split: their held-out samples are dealt into two halves, seen through random
 features in deviations of their own, or through the network that `eval.features` names, as it gives
 them.
-
-Every other figure has a floor taken as the figure is. Compare `kid` with its own, too: held-out
-data with as many of each class put both below zero (digits: by 0.08).
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedwan.data import Source, find_source
+from fedwan.data import find_source
 from fedwan.data.sources import SOURCES
 from fedwan.errors import FedwanError
 from fedwan.metrics.distances import (
@@ -29,7 +26,6 @@ from fedwan.metrics.distances import (
     compare,
     frechet_between,
     frechet_distance,
-    kernel_between,
     moments,
     pack_comparisons,
 )
@@ -39,42 +35,9 @@ from fedwan.rng import derive_seed
 from fedwan.workloads.base import Batch
 
 NUM_DRAWS = 3
-"""Draws that `fd` and `kid` average over; the spread of one alone would be about a fifth."""
+"""Draws that `fd` averages over; the spread of one alone would be about a fifth."""
 _NUM_DEALS = 3
-_SPAN = 3  # neighbours in precision and recall, as in Kynkaanniemi et al. 2019
-_BALL = 5  # neighbours in density and coverage, as in Naeem et al. 2020
-_FEW = 6  # samples below which there are no such neighbours, and a mean says much of each
-_MANY = 500  # samples below which precision and recall say little
-
-
-def radii_of(points: Tensor, most: int) -> Tensor:
-    """Distances of each point to its nearest others, nearest first: (N, features) -> (N, most)."""
-    assert len(points) > most
-    distances = torch.cdist(points, points)
-    distances.fill_diagonal_(0)  # rounding must not make a point its own neighbour
-    return distances.topk(most + 1, dim=1, largest=False).values[:, 1:]
-
-
-def neighbours(
-    real: Tensor, generated: Tensor, span: int = _SPAN, ball: int = _BALL
-) -> dict[str, float]:
-    """Figures of generated samples (M, features) among real ones (N, features), and these in them.
-
-    Shares of generated samples in real balls, `precision`, and of real ones in generated balls,
-    `recall`, which reach to a sample's neighbour number `span` (Kynkaanniemi et al. 2019, section
-    2). Of real balls that reach to number `ball`: how many a generated sample lies in, over `ball`,
-    `density`, about 1 for the real distribution; and the share with one, `coverage` (Naeem et al.
-    2020, equations 2 and 3): one stray generated sample does not cover much.
-    """
-    distances, near = torch.cdist(generated, real), radii_of(real, max(span, ball))
-    in_real, in_ball = (distances <= near[:, number - 1] for number in (span, ball))
-    in_generated = distances <= radii_of(generated, span)[:, -1:]
-    return {
-        "precision": float(in_real.any(dim=1).double().mean()),
-        "recall": float(in_generated.any(dim=0).double().mean()),
-        "density": float(in_ball.sum() / (ball * len(generated))),
-        "coverage": float(in_ball.any(dim=0).double().mean()),
-    }
+_FEW = 6  # samples below which a mean says much of each
 
 
 def count_modes(points: Tensor, centres: Tensor, sigma: float) -> dict[str, Any]:
@@ -102,13 +65,6 @@ def num_generated(data_name: str, num: int) -> int:
     return NUM_DRAWS * (max(1, num // 2) if data_name not in SOURCES else num)
 
 
-class Seen(NamedTuple):
-    """Samples as the metrics see them: (N, features), and figures specific to the data."""
-
-    features: Tensor
-    figures: dict[str, Any]
-
-
 def measure_quality(
     data_name: str, real: Batch, generated: Tensor, features: str = ""
 ) -> dict[str, Any]:
@@ -120,13 +76,10 @@ def measure_quality(
     They are seen through the network at the path `features`, if one is given
     (`fedwan.metrics.network`).
 
-    JSON-ready: `num_real`, real samples that a draw is compared with; `fd` and `kid` (lower is
-    better; `kid` may be negative), `precision`, `recall`, `density` and `coverage` (higher is
-    better), what the data allow of `histogram`, `modes` and `good`, and the floor of each but
-    `histogram` under its name with `_floor`. Of files seen through random features also `moments`,
-    tensors (`fedwan.metrics.distances`). With `num_real` below 500 there are neither `precision`
-    nor `recall`, below 6 neither moments nor `density` and `coverage`, at 1 no `kid`. A
-    `FedwanError` if samples are not finite.
+    JSON-ready: `num_real`, real samples that a draw is compared with; `fd` and `fd_floor`; and what
+    the data allow of `histogram`, `modes` and `good`. Where half of the files are six or more, seen
+    through random features, also `moments`, tensors (`fedwan.metrics.distances`). A `FedwanError`
+    if samples are not finite.
     """
     num = len(real.x)
     is_own = data_name not in SOURCES
@@ -136,17 +89,13 @@ def measure_quality(
     _refuse_diverged(generated)
     network = load_network(features, generated.device) if features else None
     with one_thread():
-        packed: dict[str, Any] = {}
         if is_own:
-            held_out, fake, reference, packed = _see_halves(real.x, generated, network)
-        else:
-            held_out, fake = (see(find_source(data_name), x, network) for x in (real.x, generated))
-            reference = _see_training(data_name, num, network)
-        points = held_out.features.detach().to("cpu", torch.float64)
-        figures, floors = (_figures(points, seen) for seen in (fake, reference))
-        floors.pop("histogram", None)
-        packed["num_real"] = len(points)
-        return figures | {f"{name}_floor": value for name, value in floors.items()} | packed
+            return _measure_halves(real.x, generated, network)
+        held_out, _ = _see(data_name, real.x, network)
+        fake, figures = _see(data_name, generated, network)
+        reference = _see_training(data_name, num, network)
+        floor = _mean_distance(held_out, reference)
+        return {"fd": _mean_distance(held_out, fake), "fd_floor": floor, "num_real": num} | figures
 
 
 def measure_translation(
@@ -188,16 +137,20 @@ def measure_translation(
         }
 
 
-def see(source: Source, x: Tensor, network: Network | None = None) -> Seen:
-    """Samples (N, …): points themselves, images through a network, else their own classifier."""
+def _see(data_name: str, x: Tensor, network: Network | None) -> tuple[Tensor, dict[str, Any]]:
+    """Features of samples (N, …), (N, features), and figures of these data alone.
+
+    Points are their own features; images are seen through a network, or their data's classifier.
+    """
+    source = find_source(data_name)
     if source.mixture is not None:
         points = x.detach().cpu()
-        return Seen(points, count_modes(points, *source.mixture()))
+        return points, count_modes(points, *source.mixture())
     if network is not None:
-        return Seen(network(x), {})
+        return network(x), {}
     features, logits = load_classifier(source.name)(x)
     counts = torch.bincount(logits.argmax(dim=1), minlength=source.num_classes).double()
-    return Seen(features, {"histogram": (counts / len(x)).tolist()})
+    return features, {"histogram": (counts / len(x)).tolist()}
 
 
 def _refuse_diverged(generated: Tensor) -> None:
@@ -208,37 +161,27 @@ def _refuse_diverged(generated: Tensor) -> None:
         )
 
 
-def _figures(held_out: Tensor, seen: Seen) -> dict[str, Any]:
-    """All figures of features (draws * n, …), n being held out, that so many samples have."""
-    draws = seen.features.chunk(len(seen.features) // len(held_out))
+def _mean_distance(held_out: Tensor, samples: Tensor) -> float:
+    """Between features (n, …) and each draw of as many, of (draws * n, …)."""
     of_held_out = moments(held_out)
-    figures = {"fd": fmean(frechet_distance(of_held_out, moments(draw)) for draw in draws)}
-    if len(held_out) > 1:
-        figures["kid"] = fmean(kernel_between(held_out, draw) for draw in draws)
-    if len(held_out) >= _FEW:
-        near = neighbours(held_out, draws[0].detach().to("cpu", torch.float64))
-        told = near if len(held_out) >= _MANY else ("density", "coverage")
-        figures |= {name: near[name] for name in told}
-    return figures | seen.figures
+    draws = samples.chunk(len(samples) // len(held_out))
+    return fmean(frechet_distance(of_held_out, moments(draw)) for draw in draws)
 
 
-def _see_halves(
-    real: Tensor, generated: Tensor, network: Network | None
-) -> tuple[Seen, Seen, Seen, dict[str, Any]]:
-    """Half of the real samples, generated ones, the other half, and what sites compare by."""
+def _measure_halves(real: Tensor, generated: Tensor, network: Network | None) -> dict[str, Any]:
+    """Half of the real samples beside generated ones, and beside the other half."""
     first, second = _halves(len(real), "halves", len(real))
-    draws = (real[first], generated, real[second])
-    if network is not None:
-        first_half, made, second_half = (Seen(network(x), {}) for x in draws)
-        return first_half, made, second_half, {}
-    one, fake, other = (see_images(x) for x in draws)
+    see = network or see_images
+    one, fake, other = see(real[first]), see(generated), see(real[second])
     packed: dict[str, Any] = {}
-    if len(one) >= _FEW:
-        parts = [compare(one, draw, other) for draw in fake.chunk(NUM_DRAWS)]
-        packed["moments"] = pack_comparisons(parts)
-    scale = torch.cat([one, other]).std(dim=0) + SMALLEST_DEVIATION
-    seen = [Seen(x / scale, {}) for x in (one, fake, other)]
-    return seen[0], seen[1], seen[2], packed
+    if network is None:
+        if len(one) >= _FEW:
+            parts = [compare(one, draw, other) for draw in fake.chunk(NUM_DRAWS)]
+            packed["moments"] = pack_comparisons(parts)
+        scale = torch.cat([one, other]).std(dim=0) + SMALLEST_DEVIATION
+        one, fake, other = one / scale, fake / scale, other / scale
+    floor = _mean_distance(one, other)
+    return {"fd": _mean_distance(one, fake), "fd_floor": floor, "num_real": len(one)} | packed
 
 
 def _halves(num: int, *seed: str | int) -> tuple[Tensor, Tensor]:
@@ -250,12 +193,11 @@ def _halves(num: int, *seed: str | int) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache(maxsize=4)
-def _see_training(data_name: str, num: int, network: Network | None) -> Seen:
-    """Samples of the public training split, (draws * num, …), the same ones every time."""
-    source = find_source(data_name)
-    train, _ = source.load()
+def _see_training(data_name: str, num: int, network: Network | None) -> Tensor:
+    """Features of the public training split, (draws * num, …), the same ones every time."""
+    train, _ = find_source(data_name).load()
     draws = min(NUM_DRAWS, len(train.x) // num)
     assert draws > 0
     generator = torch.Generator().manual_seed(derive_seed(data_name, "floor"))
     drawn = torch.randperm(len(train.x), generator=generator)[: draws * num]
-    return see(source, train.x[drawn], network)
+    return _see(data_name, train.x[drawn], network)[0]

@@ -36,23 +36,13 @@ class Experts(nn.Module):
         # No list: its members would count as the blocks that `site.recompute` computes again.
         self.experts = nn.ModuleDict({str(site): expert for site, expert in enumerate(each)})
         self.register_buffer("num_samples", torch.zeros(num, num_classes or 1, dtype=torch.int64))
-        self._own: tuple[int, Tensor] | None = None
+        self.trained_here: tuple[int, Tensor] | None = None
 
     @property
     def own(self) -> tuple[int, Tensor]:
         """The site that trains here, by number, and how many samples of each class it has."""
-        assert self._own is not None, "no expert was chosen; see `forward_drawn`"
-        return self._own
-
-    def train_own(self, site: int, num_samples: Tensor) -> None:
-        """Be the network of one site, with so many samples of each class, from now on."""
-        if len(num_samples) > 1 and not num_samples.any():
-            raise ConfigError(
-                "strategy 'experts' asks those sites for a class that have it, and how many "
-                "samples of each class are in this data set is not known; give the data set "
-                "labels, (N,) int64, or take networks that are not told the class"
-            )
-        self._own = site, num_samples
+        assert self.trained_here is not None, "no expert was chosen; see `forward_drawn`"
+        return self.trained_here
 
     def forward(self, *told: Tensor) -> Tensor:
         """Of the expert that is trained here."""
@@ -67,8 +57,16 @@ def train_own(
     `num_samples` of a number of classes: how many samples of each the site has.
     """
     for network in networks:
-        if isinstance(network, Experts):
-            network.train_own(site, num_samples(network.num_samples.shape[1]))
+        if not isinstance(network, Experts):
+            continue
+        counts = num_samples(network.num_samples.shape[1])
+        if len(counts) > 1 and not counts.any():
+            raise ConfigError(
+                "strategy 'experts' asks those sites for a class that have it, and how many "
+                "samples of each class are in this data set is not known; give the data set "
+                "labels, (N,) int64, or take networks that are not told the class"
+            )
+        network.trained_here = site, counts
 
 
 def build_experts(network: nn.Module, num: int, num_classes: int = 0) -> nn.Module:

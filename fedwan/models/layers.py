@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 from torch import Tensor, nn
 
-DenseCut = Literal["columns", "rows", "gathered"]
-"""How a network's `dense_cuts` share a dense layer out among a site's processes, by path: `columns`
-leaves a process its part of the outputs, `rows` takes such parts for its inputs; after `gathered`,
-cut by outputs too, all processes have all of them. Layers without one are whole everywhere."""
 _LEAK = 0.01
 MOST_PIXELS = 1 << 22
 """Of images that are made at once where they are not trained on: 65,536 of 8x8, 64 of 256x256."""

@@ -12,15 +12,14 @@ and labels anew in every block, which sites would have to send, and has no zero 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.functional import layer_norm, silu
 
-from fedwan.models.layers import DenseCut, LeakyTanh
+from fedwan.models.layers import LeakyTanh
 
 _NUM_FREQUENCIES = 32
 _MIN_SIGMA = 0.05  # below it an error in the data would count for ever more in the velocity
@@ -65,12 +64,6 @@ class VelocityNetwork(nn.Module):
     Residual blocks that the noise level modulates. `shape` is (channels, height, width) of images
     in [-1, 1], or (dimensions,); the width is a multiple of 4.
     """
-
-    dense_cuts: ClassVar[Mapping[str, DenseCut]] = {
-        "modulate": "gathered",
-        "blocks.*.first": "columns",
-        "blocks.*.second": "rows",
-    }
 
     def __init__(self, shape: tuple[int, ...], width: int, depth: int) -> None:
         super().__init__()
@@ -136,15 +129,6 @@ class DiffusionTransformer(nn.Module):
 
     positions: Tensor
 
-    dense_cuts: ClassVar[Mapping[str, DenseCut]] = {
-        "blocks.*.modulate": "gathered",
-        "blocks.*.qkv": "columns",
-        "blocks.*.merge": "rows",
-        "blocks.*.first": "columns",
-        "blocks.*.second": "rows",
-    }
-    """By heads, and hidden values."""
-
     def __init__(self, shape: tuple[int, ...], num_classes: int, sizes: VelocitySizes) -> None:
         super().__init__()
         _, width, depth, patch, heads = sizes
@@ -209,8 +193,7 @@ class _AttentionBlock(nn.Module):
         return tokens + gate * self.second(hidden)  # type: ignore[no-any-return]
 
     def _attention(self, tokens: Tensor) -> Tensor:
-        # (batch, tokens, heads * 3 * head) -> three of (batch, heads, tokens, head); head by head,
-        # so that who has a part of the layer's outputs has whole heads
+        # (batch, tokens, heads * 3 * head) -> three of (batch, heads, tokens, head)
         split = self.qkv(tokens).unflatten(2, (-1, 3, self.head_width)).permute(3, 0, 2, 1, 4)
         mixed = F.scaled_dot_product_attention(*split.unbind(0))
         return self.merge(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]

@@ -156,9 +156,6 @@ def _charts(run: _Run) -> Iterator[Chart | None]:
     title = "Fréchet distance of the EMA weights" + (" (log scale)" if is_wide else "")
     floor = Series("floor (real against real)", figures("fd_floor"), is_reference=True)
     yield line_chart(title, [Series("EMA", figures("fd")), floor], number_text, is_wide)
-    if known:  # a script's own have charts of their own
-        shares = [Series(name, figures(name)) for name in ("precision", "recall")]
-        yield line_chart("Precision and recall", shares, number_text)
     yield from _per_site("Loss", run, lambda record: record.losses)
     # One point per step of the run, as sites may have a pace of their own: what all had sent.
     sent = []

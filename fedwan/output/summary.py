@@ -192,8 +192,5 @@ def _quality_texts(summary: Summary, board: Board) -> Iterator[Text]:
         parts.append(f"{features_text(board.config, summary.quality)}n = {int(num)}")
     if board.fd_untrained is not None:
         parts.append(f"untrained {number_text(board.fd_untrained)}")
-    for name in ("precision", "recall"):
-        if name in figures:
-            parts.append(f"{name} {number_text(figures[name])}")
     if parts:
         yield Text("; ".join(parts))

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedwan.app import load_workload
 from fedwan.config import Config, site_names
@@ -68,7 +67,7 @@ def train(
 ) -> str:
     """Take a workload's steps on a shard to the end of the run."""
     config, name = member.config, member.name
-    rank = group.rank if config.site.partition != "tensor_parallel" else 0
+    rank = group.rank
     privacy = Privacy(config, shard.num_samples) if config.privacy.epsilon else None
     seed = config.seed if privacy is None else privacy.seed()
     seed_all(derive_seed(seed, name, *([rank] if rank else []), "torch"))
@@ -94,11 +93,9 @@ def train(
 
     # Of samples that other sites do not know, nothing leaves that was not made private.
     is_secret = privacy is not None and config.data.split == "own"
-    state: dict[str, Stateful] = {
-        "rng": rng,
-        "data": loader,
-        "kept": _Kept(getattr(workload, "kept", {})),
-    }
+    state: dict[str, Stateful] = {"rng": rng, "data": loader}
+    if scaler := getattr(workload, "scaler", None):
+        state["scaler"] = scaler
     if privacy is not None:
         state["privacy"], workload.privacy = privacy, privacy  # type: ignore[attr-defined]
     script = Script(
@@ -125,17 +122,6 @@ def train(
         return site.global_sha256
     finally:
         loader.close()
-
-
-class _Kept(dict[str, Tensor]):
-    """A workload's own tensors, for a checkpoint."""
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return dict(self)
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        for name in self.keys() & state.keys():
-            self[name].copy_(state[name])
 
 
 def _meet(folder: Path) -> None:

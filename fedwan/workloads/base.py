@@ -17,8 +17,6 @@ It needs the first alone, of which `fedwan.workloads.descent` and its `Simple` t
     HAS_EXPERTS             True: each of its networks may be one a site, `num_experts` of them
     check(config)           refuses what is wrong in a resolved configuration
     dataset(config, site)   its own data, see `fedwan.data.dataset_of`
-    steps_apart(config)     whether some networks step before others have their gradients, which no
-                            strategy that exchanges gradients, once a step, goes with
 """
 
 from __future__ import annotations
@@ -57,8 +55,8 @@ class Workload(Protocol):
     """Networks, their inner optimisers, and one training step.
 
     It may have `prepare(shard, folder)`, given the site's shard and folder before the first step,
-    which gives the shard to train on; `examine` (see `Examinable`); tensors `kept` by name for
-    the site's checkpoint, into which it is put back; `privacy`, set before the first step where its
+    which gives the shard to train on; `examine` (see `Examinable`); `scaler`, torch's
+    GradScaler, for the site's checkpoint; `privacy`, set before the first step where its
     page's `USES` has `privacy.*`; and `samples_from_inputs`: True where `sample`
     makes its samples of inputs that the site holds, as translations are. Others are of noise and
     weights, and leave the site.

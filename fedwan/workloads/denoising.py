@@ -5,8 +5,7 @@
     FlowMatch           the velocity of a rectified flow, see `fedwan.workloads.flow`
 
 With `min_snr` = g the loss of a timestep weighs min(SNR, g) in the error of the image (Hang et al.
-2023, 2303.09556, section 3.4). `noise_offset` = o adds o times one normal draw per channel to the
-noise, so that a model learns to leave the mean brightness.
+2023, 2303.09556, section 3.4).
 """
 
 from __future__ import annotations
@@ -69,11 +68,10 @@ class Denoising:
         found: dict[str, Any],
         default: str = "DDPMScheduler",
         min_snr: float = 0.0,
-        noise_offset: float = 0.0,
     ) -> None:
         self.scheduler: Any = _scheduler(require("diffusers", "diffusers"), found, default)
         self.is_flow = "prediction_type" not in self.scheduler.config
-        self._min_snr, self._offset = min_snr, noise_offset
+        self._min_snr = min_snr
         if self.is_flow and min_snr:
             raise ConfigError(
                 f"model.min_snr = {min_snr} has no effect on a flow's scheduler; leave it out"
@@ -83,12 +81,9 @@ class Denoising:
         """Data (batch, …) at random noise levels."""
         device = x.device
         noise = torch.randn(x.shape, generator=rng.on("noise", device), device=device).to(x)
-        if self._offset:
-            drawn = torch.randn(*x.shape[:2], 1, 1, generator=rng["offset"])
-            noise = noise + self._offset * drawn.to(x, non_blocking=True)
         count, total = len(noise), self.scheduler.config.num_train_timesteps
         if self.is_flow:
-            sigma = flow.draw_sigma(count, rng["sigma"], shift=self.scheduler.config.shift)
+            sigma = flow.draw_sigma(count, rng["sigma"], self.scheduler.config.shift)
             sigma = sigma.to(x, non_blocking=True)
             noisy, velocity = flow.interpolate(x, noise, sigma)
             return Noised(noisy, sigma * total, velocity, None)
@@ -122,27 +117,20 @@ def _scheduler(library: Any, found: dict[str, Any], default: str) -> Any:
     """What noise is added by: a flow's scheduler, or DDPM's with the settings of its kin."""
     name = str(found.get("_class_name", default))
     kind: Any = getattr(library, name, None)
-    is_known = inspect.isclass(kind) and issubclass(kind, library.SchedulerMixin)
-    if not is_known:
+    if not (inspect.isclass(kind) and issubclass(kind, library.SchedulerMixin)):
         names = [n for n in dir(library) if n.endswith("Scheduler")]
         raise ConfigError(
             f"scheduler {name!r} is none of diffusers'; set model.scheduler=DDPMScheduler"
             f"{nearest(name, names)}"
         )
-    if name.startswith("FlowMatch"):
-        if found.get("use_dynamic_shifting"):
-            raise ConfigError(
-                f"scheduler {name!r} shifts its noise by the size of pictures "
-                "(use_dynamic_shifting), which this workload does not; set that to false in "
-                "scheduler_config.json"
-            )
-        return kind.from_config(found)
-    scheduler = library.DDPMScheduler.from_config(found)
-    target = found.get("prediction_type", "epsilon")
+    is_flow, target = name.startswith("FlowMatch"), found.get("prediction_type", "epsilon")
     has_betas = "beta_schedule" in inspect.signature(kind.__init__).parameters
-    if target not in TARGETS or not has_betas:
+    is_known = not found.get("use_dynamic_shifting") if is_flow else has_betas and target in TARGETS
+    if not is_known:
         raise ConfigError(
             f"scheduler {name!r} with prediction_type {target!r} is none that this workload knows; "
-            f"it knows {', '.join(TARGETS)}, and FlowMatch schedulers"
+            f"it knows {', '.join(TARGETS)}, and FlowMatch schedulers whose use_dynamic_shifting "
+            "is false"
         )
-    return scheduler
+    used: Any = kind if is_flow else library.DDPMScheduler
+    return used.from_config(found)

@@ -16,8 +16,8 @@ A recipe of a loss alone needs no class of its own, and its `USES` is `("site.*"
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,24 +26,16 @@ from torch import Tensor, nn
 from fedwan.app import load_workload
 from fedwan.config import COMMAND, Config
 from fedwan.data.sources import has_own_data
+from fedwan.errors import FedwanError
 from fedwan.metrics import measure_quality, num_generated
 from fedwan.rng import NamedGenerators, derive_seed
-from fedwan.site.group import local
 from fedwan.workloads.base import Batch, Reduce
 from fedwan.workloads.optim import build_optimizers, clip
-from fedwan.workloads.precision import (
-    HALF,
-    LossScale,
-    full_dtype,
-    hold_in_half,
-    keep_squares_in_full,
-    recompute_blocks,
-)
+from fedwan.workloads.precision import HALF, full_dtype, recompute_blocks
 from fedwan.workloads.privacy import Privacy
 from fedwan.workloads.sharding import Processes
 
-Backward = Callable[[Batch], dict[str, Tensor]]
-"""As `Descent.backward`, of a part of a batch."""
+_LEAST_SCALE = 2.0**-10
 
 
 class Descent(ABC):
@@ -61,22 +53,16 @@ class Descent(ABC):
         frozen: Mapping[str, nn.Module] | None = None,
     ) -> None:
         self.config, self._site = config, config.site
-        is_half = config.site.precision == "bf16-true"
-        for network in networks.values() if is_half else ():
-            hold_in_half(network)
         self.networks = {**networks, **(frozen or {})}
         self.device = next(p.device for net in networks.values() for p in net.parameters())
         self.processes = Processes(config.site.partition, self.device)
         self.processes.shard(networks, twice)
         self.optimizers = build_optimizers(config.inner, networks)
-        for optimizer in self.optimizers.values() if is_half else ():
-            keep_squares_in_full(optimizer)
-        self._scale = LossScale() if config.site.precision == "16-mixed" else None
-        self.kept: Mapping[str, Tensor] = {} if self._scale is None else self._scale.state
-        """For a site's checkpoint: the loss scale."""
+        is_fp16 = config.site.precision == "16-mixed"
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=is_fp16)
+        """Of losses; for a site's checkpoint."""
         self.privacy: Privacy | None = None
         """Of a site whose samples are private, set before the first step."""
-        self._weight = 1.0
         if config.site.recompute:
             recompute_blocks(networks.values())
 
@@ -89,8 +75,19 @@ class Descent(ABC):
         """Samples of the present weights, (num, …) like `Batch.x`."""
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
-        """One completed step of all trained networks, each against the others as they were."""
-        return self.descend(list(self.optimizers), batch, partial(self.backward, rng=rng), reduce)
+        """One completed step of all trained networks, each against the others as they were.
+
+        `reduce` gets complete, finite gradients; a `FedwanError` where they are so at no scale.
+        """
+        batch = self.processes.part(batch)
+        losses = self._compute(batch, rng)
+        while not self._unscale():
+            losses = self._compute(batch, rng)
+        reduce(list(self.optimizers))
+        for name, optimizer in self.optimizers.items():
+            clip(self.networks[name].parameters(), self.config.inner[name].clip_norm)
+            optimizer.step()
+        return losses
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """See `fedwan.metrics.measure_quality`; of samples that are made of noise and weights."""
@@ -119,23 +116,6 @@ class Descent(ABC):
             return turns % self.config.num_sites
         return real.y[turns % len(real.y)]
 
-    def descend(
-        self, names: Sequence[str], batch: Batch, backward: Backward, reduce: Reduce
-    ) -> dict[str, Tensor]:
-        """One completed step of the named networks; the parts' mean losses, detached.
-
-        `reduce` gets complete, finite gradients; a `FedwanError` where they are so at no scale.
-        """
-        batch = self.processes.part(batch)
-        losses = self._compute(names, batch, backward)
-        while not self._unscale(names):
-            losses = self._compute(names, batch, backward)
-        reduce(names)
-        for name in names:
-            clip(self.networks[name].parameters(), self.config.inner[name].clip_norm)
-            self.optimizers[name].step()
-        return losses
-
     def add_gradients(self, name: str, loss: Tensor, *, keep_graph: bool = False) -> None:
         """Add the gradient of a part's loss to one network's `.grad`, and to no other network's.
 
@@ -143,8 +123,7 @@ class Descent(ABC):
         gradients, and so mix two games. With `keep_graph`, another loss of it is still to come.
         """
         params = self.processes.leaves(name, self.networks[name])
-        if self._weight != 1:
-            loss = _full(loss) * self._weight
+        loss = self.scaler.scale(_full(loss) * (1 / self._site.accumulate))
         # Not `autograd.grad`: who hooks into the accumulation of gradients, as DDP does, sees this.
         torch.autograd.backward(loss, inputs=params, retain_graph=keep_graph)
 
@@ -161,32 +140,36 @@ class Descent(ABC):
         for param, gradient in zip(network.parameters(), noised, strict=True):
             param.grad = gradient if param.grad is None else param.grad + gradient
 
-    def _params(self, names: Sequence[str]) -> list[nn.Parameter]:
-        return [param for name in names for param in self.networks[name].parameters()]
-
-    def _unscale(self, names: Sequence[str]) -> bool:
-        """Whether the gradients are finite, and then unscaled."""
-        if self._scale is None:
+    def _unscale(self) -> bool:
+        """Whether all gradients are finite, and then unscaled."""
+        if not self.scaler.is_enabled():
             return True
-        grads = [local(p.grad) for p in self._params(names) if p.grad is not None]
-        is_finite = self.processes.agree(self._scale.unscale(grads))
-        self._scale.update(is_finite)
-        return is_finite
+        for optimizer in self.optimizers.values():
+            self.scaler.unscale_(optimizer)
+        before = self.scaler.get_scale()
+        self.scaler.update()
+        scale = self.scaler.get_scale()
+        if scale < _LEAST_SCALE:
+            raise FedwanError(
+                "gradients in fp16 are not finite at any loss scale; set site.precision=bf16-mixed "
+                "or lower the learning rates (inner.NETWORK.lr, outer.NETWORK.lr)"
+            )
+        return scale >= before
 
-    def _compute(self, names: Sequence[str], batch: Batch, backward: Backward) -> dict[str, Tensor]:
+    def _compute(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
         """The gradients of a whole batch in `.grad`, part by part; its mean losses."""
         num_parts, half = self._site.accumulate, HALF.get(self._site.precision)
-        self._weight = (1.0 if self._scale is None else self._scale.factor) / num_parts
+        params = [p for name in self.optimizers for p in self.networks[name].parameters()]
         mean: dict[str, Tensor] = {}
-        for param in self._params(names):
+        for param in params:
             param.grad = None
         for part in zip(*(tensor.chunk(num_parts) for tensor in batch), strict=True):
             with torch.autocast(batch.x.device.type, half, enabled=half is not None):
-                losses = backward(Batch(*part))
+                losses = self.backward(Batch(*part), rng)
             for name, loss in losses.items():
                 share = _full(loss.detach()) / num_parts
                 mean[name] = mean[name] + share if name in mean else share
-        self.processes.settle(self._params(names))
+        self.processes.settle(params)
         return mean
 
 

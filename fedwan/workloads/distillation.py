@@ -29,7 +29,7 @@ class FeatureHeads(nn.Module):
     real. What the frozen network sees in a sample is fixed, so the heads are small.
     """
 
-    def __init__(self, width: int, blocks: int, hidden: int) -> None:
+    def __init__(self, width: int, blocks: int, hidden: int = 64) -> None:
         super().__init__()
         self.heads = nn.ModuleList(
             nn.Sequential(nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, 1))
@@ -121,25 +121,16 @@ def read_teacher(folder: Path) -> Teacher:
     config = load(folder / "config.yaml")
     if config.workload != "flow":
         raise refused(f"is of a run with workload = {config.workload!r}; name one of workload=flow")
-    if config.data.labels == "site":
-        raise refused("is of a run with data.labels=site, which knows no classes; name another")
-    if config.excluded:
+    if config.data.labels == "site" or config.excluded or num_experts(config):
         raise refused(
-            f"is of a run whose checkpoint lacks what each site had of its own ({config.excluded}, "
-            "network.velocity.exclude); name the folder of one without"
-        )
-    if num_experts(config):
-        raise refused(
-            f"is of a run with strategy={config.strategy}, one flow for each site; name another"
+            "is of a run with data.labels=site, network.velocity.exclude or strategy=experts, "
+            "which has no one flow of classes; name the folder of one without"
         )
     model = config.model
     sizes = VelocitySizes(*(model[field] for field in VelocitySizes._fields))
     rest = (model[field] for field in ("label_dropout", "shift", "euler_steps"))
     if not (folder / "checkpoint" / "coordinator.safetensors").is_file():
-        raise refused(
-            "holds no checkpoint/coordinator.safetensors; wait until that run is done, or copy the "
-            "file there"
-        )
+        raise refused("holds no checkpoint/coordinator.safetensors; wait until that run is done")
     return Teacher(folder, config.data, sizes, *rest)
 
 

@@ -33,21 +33,15 @@ from torch import Tensor
 from fedwan.models.layers import at_once, clamp_images
 from fedwan.rng import derive_seed
 
-TIMES = ("logit_normal", "uniform")
-"""What noise levels are drawn from."""
 _HUBER = 1e-3  # below it the loss is square, as in the scripts of phased consistency
 
 
-def draw_sigma(
-    num: int, generator: torch.Generator, times: str = "logit_normal", shift: float = 1.0
-) -> Tensor:
+def draw_sigma(num: int, generator: torch.Generator, shift: float = 1.0) -> Tensor:
     """Noise levels to train at, (num,) in [0, 1), from a generator on the CPU.
 
-    `times` is `uniform`, or `logit_normal`, the sigmoid of a standard normal (equation 19 with
-    m = 0, s = 1): most work goes to the middle of the way. For `shift` see `shift_sigma`.
+    The sigmoid of a standard normal (equation 19 with m = 0, s = 1): most work goes to the middle
+    of the way. For `shift` see `shift_sigma`.
     """
-    if times == "uniform":
-        return shift_sigma(torch.rand(num, generator=generator), shift)
     return shift_sigma(torch.randn(num, generator=generator).sigmoid(), shift)
 
 

@@ -16,7 +16,7 @@ role. Where sites go on stepping while an update flies, moments land as they dep
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -30,47 +30,10 @@ _HOW = ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_de
 """Of an optimiser's settings, those that do not say what a step comes to."""
 
 
-class Muon(torch.optim.Optimizer):
-    """`torch.optim.Muon` for matrices and AdamW for everything else, with one group and one state.
-
-    Both follow one learning rate and one decay: a matrix's step is scaled to the size that AdamW's
-    has (Liu et al. 2025, 2502.16982). Products of matrices are in bf16, slow on some processors.
-    """
-
-    def __init__(
-        self, params: Iterable[Tensor], lr: float, betas: tuple[float, float], weight_decay: float
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Step every parameter that has a gradient; without closure."""
-        assert closure is None
-        (group,) = self.param_groups
-        same = {name: group[name] for name in ("lr", "weight_decay")}
-        parts: list[torch.optim.Optimizer] = []
-        if matrices := [param for param in group["params"] if is_matrix(param.ndim)]:
-            like_adamw = {"momentum": group["betas"][0], "adjust_lr_fn": "match_rms_adamw"}
-            parts.append(torch.optim.Muon(matrices, **same, **like_adamw))
-        if others := [param for param in group["params"] if not is_matrix(param.ndim)]:
-            adamw = {"betas": group["betas"], "foreach": False, "fused": False}
-            parts.append(torch.optim.AdamW(others, **same, **adamw))
-        for part in parts:
-            part.state = self.state
-            part.step()
-
-
-def is_matrix(ndim: int) -> bool:
-    """Whether Muon steps a parameter of so many dimensions; only shapes are known everywhere."""
-    return ndim == 2
-
-
 def build_optimizer(config: InnerConfig, params: Iterable[Tensor]) -> torch.optim.Optimizer:
     """The inner optimiser of one network's parameters, or of a mirror of them in the same order."""
     params, betas = list(params), (config.beta1, config.beta2)
     usual: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
-    if config.name == "muon":
-        return Muon(params, betas=betas, **usual)
     # Fused on a GPU, where no mirror on a CPU would come to the same bits in any case.
     usual |= {"foreach": False, "fused": bool(params) and all(p.is_cuda for p in params)}
     if config.name == "sgd":
@@ -163,7 +126,7 @@ def moment_layout(layout: Layout, inner: Mapping[str, InnerConfig]) -> Layout:
         config = shared.get(network_of(name))
         if config is None or spec.role is not Role.PARAMETER:
             continue
-        for field, role in _moments(config, len(spec.shape)).items():
+        for field, role in _moments(config).items():
             # With beta1 = 0 the first moment is the last gradient, which is not worth sending.
             if config.beta1 > 0 or field not in ("exp_avg", "momentum_buffer"):
                 shape = () if field == "step" else spec.shape
@@ -178,7 +141,7 @@ def begin_moments(
     beside = counted_beside(optimizer)
     for param in params:
         if not optimizer.state[param]:
-            state = {field: _zero(field, param) for field in _moments(config, param.ndim)}
+            state = {field: _zero(field, param) for field in _moments(config)}
             if "step" in state and param in beside:
                 state["step"] = state["step"].to(param.device)
             optimizer.state[param] = state
@@ -200,9 +163,9 @@ def model_name(name: str) -> str:
     return f"{parameter}|{head.rpartition(':')[2]}"
 
 
-def _moments(config: InnerConfig, ndim: int) -> dict[str, Role]:
-    """Of a parameter of so many dimensions, with the role of each."""
-    if config.name == "sgd" or (config.name == "muon" and is_matrix(ndim)):
+def _moments(config: InnerConfig) -> dict[str, Role]:
+    """Of a parameter, with the role of each."""
+    if config.name == "sgd":
         return {"momentum_buffer": Role.MEAN}
     return {"exp_avg": Role.MEAN, "exp_avg_sq": Role.VARIANCE, "step": Role.COUNTER}
 

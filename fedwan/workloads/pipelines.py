@@ -33,7 +33,7 @@ Told = Mapping[str, Tensor]
 class Folder:
     """A pipeline's folder: its classes and settings, without any weights."""
 
-    def __init__(self, path: str, min_snr: float = 0.0, noise_offset: float = 0.0) -> None:
+    def __init__(self, path: str, min_snr: float = 0.0) -> None:
         self.path = Path(path)
         if not (self.path / "model_index.json").is_file():
             raise ConfigError(
@@ -62,7 +62,7 @@ class Folder:
         """Pixels a side of one latent value."""
         found = read_json(self.path / "scheduler" / "scheduler_config.json")
         # Latents have no range; schedulers that clip are those of pixels.
-        self.denoising = Denoising({"clip_sample": False} | found, "", min_snr, noise_offset)
+        self.denoising = Denoising({"clip_sample": False} | found, "", min_snr)
 
     def load(self, part: str, device: torch.device | str) -> nn.Module:
         """A part with its weights, in evaluation mode; on torch's meta device without."""

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from fedwan.workloads.base import NetworkKind, Workload
 
 OPTIONAL = (
-    *("site.precision", "site.precision=bf16-true", "site.accumulate", "site.recompute"),
-    *("site.partition", "site.partition=weights", "site.partition=tensor_parallel"),
+    *("site.precision", "site.accumulate", "site.recompute"),
+    *("site.partition", "site.partition=weights"),
     *("data.labels", "inner.*.name=own", "privacy.epsilon"),
 )
 """Settings that some workloads do not follow."""
@@ -44,7 +44,7 @@ def resolve_page(page: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
     with faults.caught():
         config.model = _resolve_model(model, config.model)
     with faults.caught():
-        check_data(config.data, config.num_sites)
+        check_data(config.data)
         _require_pairs(config, getattr(page, "PAIRS", False))
     faults.tell()
     networks = networks_of(page, config)
@@ -107,17 +107,14 @@ def check_networks(config: Config, networks: Collection[str], faults: Faults) ->
     faults.tell()
 
 
-def require_parts(config: Config, n_critic: int = 1) -> None:
+def require_parts(config: Config) -> None:
     """Refuse a batch that cannot be computed in as many parts as asked."""
     site, batch = config.site, config.data.batch
-    among = {"model.n_critic": n_critic, "site.accumulate": site.accumulate}
-    if site.partition != "tensor_parallel":
-        among["site.processes"] = site.processes
-    parts = math.prod(among.values())
+    parts = site.accumulate * site.processes
     if batch % parts:
-        told = " and ".join(f"{key}={value}" for key, value in among.items() if value > 1)
         raise ConfigError(
-            f"data.batch={batch} cannot be shared out evenly among {told}; set "
+            f"data.batch={batch} cannot be shared out evenly among site.accumulate="
+            f"{site.accumulate} and site.processes={site.processes}; set "
             f"data.batch={batch + -batch % parts}"
         )
 

@@ -1,24 +1,20 @@
 """A recipe's steps over several processes of a site, as torchrun started them.
 
-none              every process has all weights, and its part of each batch; gradients are averaged
-gradients         FSDP2 without resharding after the forward pass: optimiser states and gradients
-                  in pieces (ZeRO-2; Rajbhandari et al. 2020, 1910.02054, section 5)
-weights           FSDP2: weights, too (ZeRO-3)
-tensor_parallel   dense layers in pieces, each step's whole batch at every process (Shoeybi et al.
-                  2019, 1909.08053, section 3)
+none        every process has all weights, and its part of each batch; gradients are averaged
+gradients   FSDP2 without resharding after the forward pass: optimiser states and gradients in
+            pieces (ZeRO-2; Rajbhandari et al. 2020, 1910.02054, section 5)
+weights     FSDP2: weights, too (ZeRO-3)
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedwan.errors import FedwanError
-from fedwan.models.layers import DenseCut
 from fedwan.site.group import reshard
 from fedwan.workloads.base import Batch
 
@@ -36,9 +32,7 @@ class Processes:
         self._leaves: dict[str, list[Tensor]] = {}
 
     def part(self, batch: Batch) -> Batch:
-        """This process's part of a batch; all of it where all compute that."""
-        if self.size == 1 or self._partition == "tensor_parallel":
-            return batch
+        """This process's part of a batch."""
         return Batch(*(tensor.chunk(self.size)[self.rank] for tensor in batch))
 
     def shard(self, networks: Mapping[str, nn.Module], twice: Collection[str]) -> None:
@@ -49,9 +43,6 @@ class Processes:
 
         mesh = init_device_mesh(self._device.type, (self.size,))
         for name, network in networks.items():
-            if self._partition == "tensor_parallel":
-                _parallelize(name, network, mesh)
-                continue
             stays = name in twice
             keeps = self._partition == "gradients"
             self._leaves[name] = _fully_shard(network, mesh, stays, keeps=keeps)
@@ -73,14 +64,6 @@ class Processes:
             on_its_way.wait()
             gradient /= self.size
 
-    def agree(self, is_fine: bool) -> bool:
-        """Whether it is, at all processes."""
-        if self.size == 1:
-            return is_fine
-        count = torch.tensor(float(not is_fine), device=self._device)
-        torch.distributed.all_reduce(count)
-        return not bool(count)
-
 
 def _fully_shard(network: nn.Module, mesh: Any, stays: bool, *, keeps: bool) -> list[Tensor]:
     """Cut a network; what a backward pass makes gradients of."""
@@ -100,21 +83,3 @@ def _fully_shard(network: nn.Module, mesh: Any, stays: bool, *, keeps: bool) -> 
         leaves += [p for p in part.parameters(recurse=False) if p.requires_grad]
         part.reshard()
     return leaves
-
-
-def _parallelize(name: str, network: nn.Module, mesh: Any) -> None:
-    """In a pair of layers the first is cut by its outputs ("columns"), the second by its inputs."""
-    from torch.distributed.tensor import Replicate, parallel
-
-    cuts: Mapping[str, DenseCut] = getattr(network, "dense_cuts", {})
-    if not cuts:
-        raise FedwanError(
-            f"network {name!r} does not say how its dense layers are cut; give it `dense_cuts`, or "
-            "set site.partition=weights"
-        )
-    styles: Mapping[DenseCut, Callable[[], parallel.ParallelStyle]] = {
-        "columns": parallel.ColwiseParallel,
-        "rows": parallel.RowwiseParallel,
-        "gathered": lambda: parallel.ColwiseParallel(output_layouts=Replicate()),
-    }
-    parallel.parallelize_module(network, mesh, {path: styles[cuts[path]]() for path in cuts})

@@ -164,14 +164,11 @@ def test_a_stream_begins_anew_where_it_ends_and_resumes_where_it_stood(workers: 
         loader(Numbers(), 4, workers=workers + 1).load_state_dict(state)
 
 
-def test_a_data_set_without_samples_is_refused() -> None:
+def test_data_without_enough_samples_are_refused() -> None:
     with pytest.raises(ConfigError, match="the data set holds no samples; look at its path"):
         numbers(0, 8)
     with pytest.raises(ConfigError, match="batch_size = 0 is out of range; choose 1 or more"):
         numbers(8, 0)
-
-
-def test_a_stream_with_too_few_samples_for_a_batch_is_refused() -> None:
     with pytest.raises(ConfigError, match="data.batch is 11, more than this site's stream"):
         next(loader(Numbers(), 11))
 

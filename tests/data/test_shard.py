@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from fedwan.app import load_run
 from fedwan.config import Config, DataConfig
 from fedwan.data import check_files, dataset_of, open_shard
 from fedwan.data.sources import check_data
@@ -40,29 +41,34 @@ def test_networks_may_be_told_the_site_instead_of_the_class() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "sites", "text"),
+    ("config", "text"),
     [
-        (DataConfig("digit"), 1, "data.name is 'digit', .*; did you mean 'digits'"),
-        (DataConfig(split="label"), 2, "data.split is 'label'; valid: iid"),
-        (DataConfig(split="own"), 2, "but no site has digits of its own; take iid, or set"),
-        (DataConfig(size=16), 2, "data.size = 16 has no effect on digits; leave it out, or set"),
+        (DataConfig("digit"), "data.name is 'digit', .*; did you mean 'digits'"),
+        (DataConfig(split="label"), "data.split is 'label'; valid: iid"),
         (
             DataConfig(name="folder", path="/x", split="by_label"),
-            2,
             "data.split is 'by_label', and no class is named; set data.classes to names like",
         ),
-        (DataConfig(labels="site"), 1, "tells the same of every sample at one site"),
-        (DataConfig(split="by_label"), 11, "sites is 11, but digits has only 10 labels"),
-        (DataConfig(split="dirichlet:1"), 1, "no effect with one site"),
-        (DataConfig("pairs", size=16, path="/x"), 1, "data.size = 16 is out of range for pairs"),
-        (DataConfig("folder", path="/x/{site}"), 1, "another folder at each site, .*split=own"),
-        (DataConfig("folder", path="x"), 1, "data.path is 'x'; name the folder .* from the root"),
+        (DataConfig("pairs", size=16, path="/x"), "data.size = 16 is out of range for pairs"),
+        (DataConfig("folder", path="/x/{site}"), "another folder at each site, .*split=own"),
+        (DataConfig("folder", path="x"), "data.path is 'x'; name the folder .* from the root"),
     ],
 )
-def test_what_cannot_work_is_refused_without_reading_data(
-    config: DataConfig, sites: int, text: str
-) -> None:
-    refused(text, lambda: check_data(config, sites))
+def test_what_cannot_work_is_refused_without_reading_data(config: DataConfig, text: str) -> None:
+    refused(text, lambda: check_data(config))
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("data.split=own", "data.split = 'own' needs files, as with data.name=folder"),
+        ("data.size=16", "data.size = 16 needs files"),
+        ("sites=1 data.labels=site", "data.labels = 'site' needs sites=2 or more"),
+        ("sites=1 data.split=dirichlet:1", "needs sites=2 or more"),
+    ],
+)
+def test_a_setting_of_data_without_effect_is_refused(words: str, text: str) -> None:
+    refused(text, lambda: load_run(None, ["sites=2", *words.split()]))
 
 
 def page(made: Any) -> ModuleType:
@@ -108,8 +114,8 @@ def test_all_faults_of_all_sites_files_are_told_at_once(tmp_path: Path) -> None:
     config = Config("flow", sites=2, data=data)
     faults = check_files(config)
     assert len(faults) == 4
-    assert "data.batch = 20 is more than the 18 samples" in faults[0]
-    assert "0003.jpg cannot be read" in faults[1] and "0005.jpg cannot be read" in faults[2]
+    assert "0003.jpg cannot be read" in faults[0] and "0005.jpg cannot be read" in faults[1]
+    assert "data.batch = 20 is more than the 18 samples" in faults[2]
     assert "s2' is no folder on this machine" in faults[3]
     config.data.batch = 4
     for site in ("s1", "s2"):

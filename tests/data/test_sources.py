@@ -53,11 +53,6 @@ def test_no_pixel_is_in_a_training_crop_and_in_a_held_out_one() -> None:
     assert trained and held_out and not trained & held_out
 
 
-def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"'ring9'.*did you mean 'ring8'.*valid: digits, ring8"):
-        find_source("ring9")
-
-
 def test_files_are_known_before_they_are_opened() -> None:
     folder = source_of(DataConfig("folder", classes="cat,dog", path="/x"))
     assert (folder.shape, folder.num_classes, folder.public) == ((3, 64, 64), 2, False)
@@ -66,14 +61,9 @@ def test_files_are_known_before_they_are_opened() -> None:
     assert num_labels(Config(sites=3, data=DataConfig("digits", labels="site"))) == 3
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [("astronaut", "a single class; give two or more"), ("1", "1 classes"), ("0", "0 classes")]
-    + [("cat,,dog", "a name is empty"), ("cat,dog,cat", "holds 'cat' twice")],
-)
-def test_what_names_no_classes_is_refused(text: str, says: str) -> None:
-    refused(says, lambda: parse_classes(text))
-    assert len(parse_classes("12")) == 12 and parse_classes("") == ()
+@pytest.mark.parametrize("text", ["astronaut", "1", "0", "cat,,dog", "cat,dog,cat"])
+def test_what_names_no_classes_is_refused(text: str) -> None:
+    refused(f"'{text}'; give two or more different ones", lambda: parse_classes(text))
 
 
 LABELS = torch.arange(400) % 10
@@ -146,12 +136,6 @@ def test_variants_of_skin_and_gender_are_one_family_and_flags_are_not(
         "flag: Germany": 1,
     }
     assert {GROUPS[one.group] for one in found} == {"People & Body", "Flags"}
-
-
-def test_a_missing_font_is_one_line_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toys, "LISTS", ("/no/list",))
-    with pytest.raises(ConfigError, match=r"data\.name=emoji needs .* install .* unicode-data"):
-        listed_emoji()
 
 
 @pytest.mark.skipif(

@@ -48,7 +48,7 @@ def test_experts_begin_alike_and_one_of_them_is_trained_here() -> None:
     assert isinstance(made, Experts)
     first = made.experts["0"].weight
     assert all(torch.equal(expert.weight, first) for expert in made.experts.values())
-    made.train_own(1, torch.tensor([10]))
+    train_own([made], 1, lambda num: torch.tensor([10]))
     made(torch.ones(1, 2)).sum().backward()
     assert [expert.weight.grad is not None for expert in made.experts.values()] == [
         False,
@@ -63,11 +63,14 @@ def test_samples_are_drawn_by_how_many_each_site_has() -> None:
     torch.testing.assert_close(shares, torch.tensor([0.1, 0.3, 0.6]), atol=0.015, rtol=0)
     assert torch.equal(drawn, draw_experts(experts(100, 300, 600), alike(20_000), seed=0))
     assert not torch.equal(drawn, draw_experts(experts(100, 300, 600), alike(20_000), seed=1))
-
-
-def test_sites_count_alike_where_one_of_them_does_not_know() -> None:
+    # They count alike where one of them does not know.
     drawn = draw_experts(experts(0, 300), alike(20_000), seed=0)
     assert abs(float(drawn.double().mean()) - 0.5) < 0.02
+    # A network of all sites is its own.
+    network = Adding(1.0)
+    assert build_experts(network, 0) is network
+    drawn = draw_experts(network, alike(3), seed=0)
+    assert forward_drawn(network, drawn, torch.zeros(3)).tolist() == [1.0] * 3
 
 
 def test_a_class_is_asked_of_those_that_have_it() -> None:
@@ -84,22 +87,12 @@ def test_of_networks_that_are_told_the_class_samples_must_be_counted() -> None:
         train_own([Experts(Adding(0.0), 2, 3)], 0, alike)
 
 
-def test_samples_that_are_asked_two_questions_keep_their_experts() -> None:
-    made = forward_drawn(experts(1, 1, 1), torch.tensor([2, 0]), torch.zeros(4))
-    assert made.tolist() == [2.0, 0.0, 2.0, 0.0]
-
-
 @pytest.mark.parametrize("drawn", [[2, 0, 1, 2, 0], [1, 1, 1, 1, 1], [2, 2, 0, 0, 2]], ids=str)
 def test_each_sample_keeps_its_place_and_its_expert(drawn: list[int]) -> None:
     made = forward_drawn(experts(1, 1, 1), torch.tensor(drawn), 10.0 * torch.arange(5))
     assert made.tolist() == [10.0 * place + index for place, index in enumerate(drawn)]
-
-
-def test_a_network_of_all_sites_is_its_own_expert() -> None:
-    network = Adding(1.0)
-    assert build_experts(network, 0) is network
-    drawn = draw_experts(network, alike(3), seed=0)
-    assert forward_drawn(network, drawn, torch.zeros(3)).tolist() == [1.0] * 3
+    asked_twice = forward_drawn(experts(1, 1, 1), torch.tensor(drawn), torch.zeros(10))
+    assert asked_twice.tolist() == 2 * drawn
 
 
 def test_what_is_computed_again_are_the_blocks_of_a_network_not_whole_experts() -> None:

@@ -36,9 +36,8 @@ def test_a_script_s_own_figures_take_the_place_of_a_distance(tmp_path: Path) -> 
     with Outputs(make_config(tmp_path), tmp_path) as outputs:
         for step in (0, 10):
             row = {"kind": "quality", "version": step // 10, "step": step, "site": "s1"}
-            outputs.record(row | {"val_mse": 0.25 / (1 + step), "accuracy": 0.5, "recall": 0.5})
+            outputs.record(row | {"val_mse": 0.25 / (1 + step), "accuracy": 0.5})
     html = (tmp_path / "report.html").read_text()
-    assert "recall of the EMA weights" in html and "Precision and recall" not in html
     assert "Fréchet" not in html and "val_mse 0.0227" in html
     assert "val_mse of the EMA weights" in html and "accuracy of the EMA weights" in html
 
@@ -59,7 +58,6 @@ def test_a_finished_run_is_one_page_that_needs_nothing_else(tmp_path: Path) -> N
         "Norm of the contribution: generator",
         "Where the time of each site went",
         "Bytes on the wire, all sites",
-        "Precision and recall",
     )
     escaped = "s2 &lt;rejoined&gt; &amp; is back"
     rest = (">done<", "data:image/png;base64,", "workload: gan", "untrained 80", "4.9 times more")

@@ -24,8 +24,7 @@ rounds contributions rejected rejoins late dropped staleness quality global_sha2
 """.split()
 
 
-QUALITY = {"fd": 0.82, "fd_floor": 0.41, "precision": 0.9, "recall": 0.8, "num_real": 500}
-QUALITY |= {"histogram": [0.1] * 10}
+QUALITY = {"fd": 0.82, "fd_floor": 0.41, "num_real": 500, "histogram": [0.1] * 10}
 SUMMARY = Summary(
     *("diloco", "gan", 4, 20, 1200, 0, 93.0, 60.0, 3.0, 60 / 63, 96_000_000, 96_200_000),
     *(60, 240, 0, 1, 0, 0, 0.0, QUALITY, "ab" * 32),
@@ -72,7 +71,7 @@ def test_one_screen_says_quality_bytes_and_where_to_look() -> None:
     text = shown(SUMMARY, RECORDS)
     quality = (
         "quality  Fréchet distance 0.82, 2.0 times the floor 0.41",
-        "own classifier, n = 500; untrained 120; precision 0.9; recall",
+        "own classifier, n = 500; untrained 120",
     )
     # Synchronous training sends every gradient both ways at every step.
     sent = ("192 MB", f"{1200 * 4 * 2 * 400_000 / 1e9:.2f} GB", "20 times more")

@@ -245,12 +245,6 @@ def test_a_recipe_cut_any_way_trains_as_it_does_whole(
         assert distance(whole, shared) < (1e-2 if "precision" in words else 1e-5)
 
 
-def test_tensor_parallel_trains_as_one_process_does(pair: Processes, tmp_path: Path) -> None:
-    one, _ = train_recipe(recipe_of(FLOW, processes=1), tmp_path / "one")
-    shared = both(pair, f"{FLOW} site.partition=tensor_parallel", tmp_path / "two")
-    assert 0 < distance(one, shared) < 1e-5
-
-
 # What each process holds under FSDP2 --------------------------------------------------------------
 
 DEPTH, WIDE = 8, 192

@@ -35,6 +35,7 @@ def test_its_number_stands_beside_its_own_data_and_classes_beside_common_ones(
         judges.append(workload)
         take_part(member, workload, dataclasses.replace(tiny_shard(0), told=1))
 
-    config = tiny_config(sites=1, data={"split": split, "labels": "site"})
+    config = tiny_config(sites=1)
+    config.data.split = split
     run_tiny(tmp_path, config, make=Judge, part=part)
     assert judges[0].labels == labels

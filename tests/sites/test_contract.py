@@ -133,24 +133,14 @@ def test_samples_and_quality_depend_on_the_seed_alone_and_change_nothing(case: C
 
 
 @pytest.mark.parametrize(
-    ("kind", "network"),
-    [
-        ("gan", "generator"),
-        ("dit", "velocity"),
-        ("unet", "denoiser"),
-        ("distill-dit", "student"),
-    ],
+    ("kind", "network"), [("gan", "generator"), ("dit", "velocity"), ("unet", "denoiser")]
 )
 def test_quality_is_measured_on_samples_of_the_classes_that_are_held_out(
-    kind: str, network: str, request: pytest.FixtureRequest
+    kind: str, network: str
 ) -> None:
-    recipe, data, model = MODELS[kind]
-    if recipe is distill:
-        model = {"teacher": str(request.getfixturevalue(model["teacher"]))}
-    run = Run(
-        recipe,
-        Case(recipe, data, model | ({"conditional": True} if recipe is gan else {})).config(),
-    )
+    case = Case(*MODELS[kind])
+    told = {"conditional": True} if case.recipe is gan else {}
+    run = Run(case.recipe, case.config(**told))
     rows = torch.cat([(run.held_out.y == y).nonzero()[:num, 0] for y, num in ((3, 18), (8, 2))])
     asked = []
 

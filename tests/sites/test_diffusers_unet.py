@@ -13,10 +13,9 @@ import torch
 
 from fedwan.config import Config, DataConfig
 from fedwan.workloads.denoising import TARGETS
-from fedwan.workloads.settings import resolve_page
 from sites import diffusers_unet
 from tests.data.files import write_folder
-from tests.sites.support import CPU, Run, refused, weights
+from tests.sites.support import Run, refused, weights
 
 UNET = {
     "sample_size": 8,
@@ -85,16 +84,6 @@ def test_a_transformer_learns_a_flow_and_is_told_classes(tmp_path: Path) -> None
     assert scheduler.config.shift == 2.0
 
 
-def test_large_pictures_are_made_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, asked = Run(diffusers_unet, config(pipeline(tmp_path))), []
-    network = run.workload.networks["denoiser"]
-    network.register_forward_pre_hook(lambda module, args: asked.append(len(args[0])))
-    whole = run.workload.sample(5, seed=0)
-    monkeypatch.setattr(diffusers_unet, "MOST_PIXELS", 2 * 8 * 8)
-    torch.testing.assert_close(run.workload.sample(5, seed=0), whole)
-    assert asked == [5] * 3 + [2] * 6 + [1] * 3
-
-
 def test_a_pipeline_that_is_exported_makes_the_same_samples(tmp_path: Path) -> None:
     run = Run(diffusers_unet, config(pipeline(tmp_path / "in")))
     run.step(2)
@@ -142,21 +131,21 @@ def nothing(folder: Path) -> None:
     [
         (nothing, {}, "holds no model_index.json and no config.json"),
         (nothing, {"path": "", "data": "ring8"}, "needs images, which 'ring8' has none of"),
-        (nothing, {"path": "", "width": 12}, "is no multiple of 8"),
+        (nothing, {"path": "", "width": 12}, "makes no images of 1 x 8 x 8 .*divisible by num_gro"),
         (nothing, {"path": "", "scheduler": "DDPMSchedule"}, "did you mean 'DDPMScheduler'"),
+        (nothing, {"path": "", "scheduler": "AmusedScheduler"}, "'AmusedScheduler' with .* none"),
+        (shifted, {}, "FlowMatch schedulers whose use_dynamic_shifting is false"),
         (
-            nothing,
-            {"path": "", "scheduler": "AmusedScheduler"},
-            "'AmusedScheduler' with .* none",
+            of_class("UNet2DConditionModel"),
+            {},
+            "makes no images of .*argument: .encoder_hidden_states",
         ),
-        (shifted, {}, "shifts its noise by the size of pictures .use_dynamic_shifting.*false in"),
-        (of_class("UNet2DConditionModel"), {}, "must be told encoder_hidden_states as well"),
         (of_class("Tensor"), {}, "'Tensor' is no network of diffusers"),
         (lambda folder: (folder / "config.json").write_text("{"), {}, "cannot be read"),
         (unet(), {"width": 64}, "model.width = 64 needs model.path=''; set that, or leave it out"),
         (pipeline, {"scheduler": "DDIMScheduler"}, "needs a model.path that names no scheduler"),
-        (unet(), {"labels": "site"}, "data.labels = 'site' has no effect: the network of"),
-        (unet(in_channels=3), {}, "takes images of 3 channels, and data are of 1"),
+        (unet(), {"labels": "site"}, "data.labels = 'site' needs a network that knows classes"),
+        (unet(in_channels=3), {}, "UNet2DModel makes no images of 1 x 8 x 8 of a timestep"),
         (unet(num_class_embeds=5), {}, "knows 5 classes, and data have 10"),
         (
             lambda folder: pipeline(folder, prediction_type="flow"),
@@ -173,12 +162,3 @@ def test_what_cannot_be_trained_is_one_line(
     chosen = config(**{"path": tmp_path} | model)
     chosen.data.labels = labels
     refused(diffusers_unet, chosen, text)
-
-
-def test_no_memory_is_taken_to_learn_what_it_consists_of(tmp_path: Path) -> None:
-    chosen = config(pipeline(tmp_path))
-    resolve_page(diffusers_unet, chosen)
-    with torch.device("meta") as meta:
-        built = diffusers_unet.build(chosen, meta)
-    assert all(p.device.type == "meta" for p in built.networks["denoiser"].parameters())
-    assert diffusers_unet.build(chosen, CPU).networks["denoiser"].training

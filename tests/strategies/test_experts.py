@@ -165,3 +165,10 @@ def test_what_cannot_be_drawn_from_one_site_is_refused(words: list[str], what: s
     with pytest.raises(ConfigError, match=what) as raised:
         load_run(None, ["strategy=experts", *words])
     assert "\n" not in str(raised.value)
+
+
+def test_a_student_has_no_experts_for_its_teacher(tmp_path: Path) -> None:
+    words = ["workload=flow", "strategy=experts", *SMALL]
+    simulate(load_run(None, words), tmp_path)
+    with pytest.raises(ConfigError, match="has no one flow"):
+        load_run(None, ["workload=distill", "data.name=ring8", f"model.teacher={tmp_path}"])

@@ -36,16 +36,11 @@ def test_samples_go_from_data_to_noise_each_at_its_own_level() -> None:
     assert torch.equal(target, NOISE - DATA)
 
 
-@pytest.mark.parametrize(
-    ("times", "mean", "std"), [("logit_normal", 0.5, 0.208), ("uniform", 0.5, 12**-0.5)]
-)
-def test_levels_are_drawn_as_asked_and_a_shift_moves_them_towards_the_noise(
-    times: str, mean: float, std: float
-) -> None:
-    sigma = draw_sigma(20_000, generator(), times)
+def test_most_levels_are_in_the_middle_and_a_shift_moves_them_towards_the_noise() -> None:
+    sigma = draw_sigma(20_000, generator())
     assert 0 <= float(sigma.min()) <= float(sigma.max()) < 1
-    assert (float(sigma.mean()), float(sigma.std())) == pytest.approx((mean, std), abs=0.01)
-    shifted = draw_sigma(20_000, generator(), times, shift=3.0)
+    assert (float(sigma.mean()), float(sigma.std())) == pytest.approx((0.5, 0.208), abs=0.01)
+    shifted = draw_sigma(20_000, generator(), shift=3.0)
     torch.testing.assert_close(shifted, 3 * sigma / (1 + 2 * sigma))  # as diffusers has it
     ends = shift_sigma(torch.tensor([0.0, 1.0]), 12.7)
     assert ends.tolist() == [0, 1] and torch.equal(shift_sigma(sigma, 1.0), sigma)

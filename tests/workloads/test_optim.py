@@ -14,7 +14,6 @@ from fedwan.config import InnerConfig
 from fedwan.optim_state import NamedOptimizers
 from fedwan.state import layout_of
 from fedwan.workloads.optim import (
-    Muon,
     begin_moments,
     build_optimizer,
     clip,
@@ -29,11 +28,9 @@ from tests.support import TinyNetwork
 KINDS = [
     InnerConfig("adam", lr=0.1, beta1=0.5, weight_decay=0.01, state="average"),
     InnerConfig("adamw", lr=0.1, weight_decay=0.1, state="average"),
-    InnerConfig("muon", lr=0.1, beta1=0.9, weight_decay=0.1, state="average"),
     InnerConfig("sgd", lr=0.1, beta1=0.9, state="average"),
 ]
 every_kind = pytest.mark.parametrize("config", KINDS, ids=lambda config: config.name)
-LR, BETAS, DECAY = 0.02, (0.8, 0.99), 0.1
 
 
 def network() -> nn.Module:
@@ -70,42 +67,6 @@ def test_a_mirror_of_bare_tensors_moves_to_the_same_bits_and_so_does_a_restored_
         optimizers[1] = build_optimizer(config, reversed(mirror))
         optimizers[1].load_state_dict(state)
     assert all(torch.equal(p, m) for p, m in zip(params, mirror, strict=True))
-
-
-def test_long_gradients_are_shortened_to_the_norm_and_short_ones_kept() -> None:
-    params: list[Tensor] = list(network().parameters())
-    set_random_gradients(params, 0)
-    before = [p.grad.clone() for p in params if p.grad is not None]
-    for max_norm in (0.0, 1e6):
-        clip(params, max_norm)
-        assert all(torch.equal(p.grad, b) for p, b in zip(params, before, strict=True))
-    clip(params, 0.5)
-    total = torch.cat([p.grad.flatten() for p in params if p.grad is not None]).norm()
-    assert float(total) == pytest.approx(0.5, rel=1e-4)
-
-
-def test_matrices_step_as_torchs_muon_and_the_rest_as_its_adamw() -> None:
-    ours, theirs = network(), network()
-    params: list[Tensor] = list(theirs.parameters())
-    same: dict[str, Any] = {"lr": LR, "weight_decay": DECAY}
-    matrices = [param for param in params if param.ndim == 2]
-    rest = [param for param in params if param.ndim != 2]
-    optimizer = Muon(ours.parameters(), LR, BETAS, DECAY)
-    each = (
-        optimizer,
-        torch.optim.Muon(matrices, momentum=BETAS[0], adjust_lr_fn="match_rms_adamw", **same),
-        torch.optim.AdamW(rest, betas=BETAS, **same),
-    )
-    for step, lr in enumerate((LR, LR, 0.5 * LR)):
-        for tensors in (list(ours.parameters()), params):
-            set_random_gradients(list(tensors), step)
-        for stepping in each:
-            stepping.param_groups[0]["lr"] = lr
-            stepping.step()
-    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(one, other)
-        fields = {"momentum_buffer"} if one.ndim == 2 else {"step", "exp_avg", "exp_avg_sq"}
-        assert set(optimizer.state[one]) == fields
 
 
 # Rates -------------------------------------------------------------------------------------------

@@ -39,10 +39,10 @@ def test_a_setting_or_value_that_the_page_does_not_use_is_refused() -> None:
         resolve_page(page(), config)
     resolve_page(page(USES=("site.accumulate",)), config)
     config = Config()
-    config.site.precision = "bf16-true"
-    with pytest.raises(ConfigError, match="site.precision = 'bf16-true' does not go with"):
-        resolve_page(page(USES=("site.precision",)), config)
-    resolve_page(page(USES=("site.precision*",)), config)
+    config.site.partition = "weights"
+    with pytest.raises(ConfigError, match="site.partition = 'weights' does not go with"):
+        resolve_page(page(USES=("site.partition",)), config)
+    resolve_page(page(USES=("site.partition*",)), config)
 
 
 def test_a_setting_whose_condition_does_not_hold_is_refused_with_what_makes_it_hold() -> None:
