@@ -104,10 +104,16 @@ def candidates(question: Question) -> list[Candidate]:
         except ConfigError as error:
             errors[name] = error
             continue
-        if question.settles("stream") and not kind.overlap.tau and config.strategy == ALL:
-            continue  # it would refuse them, which is no answer to somebody who wants to stream
-        if kind.share and config.strategy == ALL:
-            continue  # another model: the link alone is no reason to train it
+        if config.strategy == ALL:
+            if question.settles("stream") and not kind.overlap.tau:
+                continue  # it would refuse them: no answer to somebody who wants to stream
+            if kind.share or kind.clock == "samples":
+                continue  # another model; a pace of their own, where all sites are alike
+        elif kind.clock == "samples":
+            raise ConfigError(
+                f"strategy = {name!r} cannot be planned: it is for unequal sites, and a plan takes "
+                "all to be alike; name another one"
+            )
         for settings in _variants(question, plain, kind):
             try:
                 found.append(candidate(settings, question))

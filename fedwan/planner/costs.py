@@ -1,38 +1,34 @@
 """What steps, coding, merging and copying take, and what a fragment weighs on the wire.
 
 Defaults are one core of the machine of docs/results.md: `benchmarks/codecs.py` for the codecs,
-docs/log.md ("codecs in plain torch") for the rest. Where a workload is given, its steps and the
-codecs are timed on this machine, a few seconds with the first site's shard. What packing takes is
-left out: it goes on beside sending.
+docs/log.md ("codecs in plain torch") for the rest. Where a workload is given its steps are timed on
+this machine, two seconds with the first site's shard. What packing takes is left out: it goes on
+beside sending.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from fedwan.codecs import Codec, codec_by_name, fp32
+from fedwan.codecs import fp32
 from fedwan.config import Config, site_names
 from fedwan.errors import ConfigError
 from fedwan.fragments import Fragment, whole
-from fedwan.link.client import CHUNK_BYTES
-from fedwan.link.framing import pack
 from fedwan.models.experts import train_own
 from fedwan.rng import NamedGenerators
 from fedwan.site.joining import choose_device
 from fedwan.site.recipe import open_data
-from fedwan.state import Layout, Role, TensorSpec
+from fedwan.state import Layout
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import Workload, keep_local
 
 BUDGET_S = 2.0
 """That steps are timed for."""
-SAMPLE_VALUES = 1 << 22
 
 
 class Speed(NamedTuple):
@@ -69,7 +65,7 @@ class Costs:
     copy_s: float = 0.3e-9
     """To copy or blend a value that is in memory: 12 bytes at 40 GB/s."""
     stands_for: float = 1.0
-    """Sites for which each simulated one stands: all are merged, and fetched where due."""
+    """Sites for which each simulated one stands: all are merged."""
     packs: bool = True
 
     def left(self, codec: str) -> float:
@@ -102,7 +98,7 @@ class Load(NamedTuple):
 
 
 def global_bytes(layout: Layout, costs: Costs) -> int:
-    """Of the whole model in fp32: the initial weights, or what a site that returns is sent."""
+    """Of the whole model in fp32: the initial weights."""
     return math.ceil(fp32().payload_bytes(whole(layout)[0].layout) * costs.left("fp32"))
 
 
@@ -113,26 +109,17 @@ def load_of(strategy: Strategy, fragment: Fragment, costs: Costs) -> Load:
     up, down = costs.speed(strategy.up.name), costs.speed(strategy.down.name)
     # A lossy update is decoded by the coordinator too, which moves by what the sites will.
     followed_s = 0.0 if strategy.down.is_exact else down.add_s
-    # Where every contribution makes a version, those of the sites that one stands for do, too.
-    versions = 1.0 if strategy.policy.arrivals_from is None else costs.stands_for
-    down_share = versions * costs.left(strategy.down.name)
-    down_bytes = math.ceil(strategy.down.payload_bytes(layout) * down_share)
-    if versions > 1.0:  # a site that would have to fetch more takes the whole weights
-        down_bytes = min(down_bytes, global_bytes(layout, costs))
     return Load(
         up_bytes=math.ceil(strategy.up.payload_bytes(part) * costs.left(strategy.up.name)),
-        down_bytes=down_bytes,
+        down_bytes=math.ceil(strategy.down.payload_bytes(layout) * costs.left(strategy.down.name)),
         encode_s=own * up.encode_s,
         hold_s=own * costs.copy_s if strategy.overlap.tau else 0.0,
-        apply_s=versions * count * down.add_s,
+        apply_s=count * down.add_s,
         land_s=count * costs.copy_s,
         check_s=own * costs.check_s,
         merge_s=own * up.add_s * costs.stands_for,
-        commit_s=versions * count * (costs.outer_s + down.encode_s + followed_s),
+        commit_s=count * (costs.outer_s + down.encode_s + followed_s),
     )
-
-
-# Measured here ----------------------------------------------------------------------------------
 
 
 def step_seconds(config: Config, workload: Workload) -> float:
@@ -142,42 +129,16 @@ def step_seconds(config: Config, workload: Workload) -> float:
             f"workload {config.workload!r} encodes its data before the first step, so that none is "
             "timed here; add step_s=SECONDS, what a step takes"
         )
+    from torch.utils.benchmark import Timer
+
     device = choose_device(config.device)
     rng = NamedGenerators(config.seed, "calibration")
     shard = open_data(config, site_names(config)[0])
     stream = shard.loader(config.data.batch, rng["data"], device)
     train_own(workload.networks.values(), 0, shard.count)
-    return _seconds(lambda: workload.step(next(stream), rng, keep_local), BUDGET_S)
-
-
-def coding_costs(layout: Layout) -> dict[str, Speed]:
-    """What coding takes here, for every codec that has a default.
-
-    Of normal values, which pack worst, as many as there are, up to `SAMPLE_VALUES`.
-    """
-    count = min(SAMPLE_VALUES, sum(spec.num_values for spec in layout.values()))
-    values = 1e-3 * torch.randn(count, generator=torch.Generator().manual_seed(0))
-    spec = TensorSpec((count,), values.dtype, Role.PARAMETER)
-    return {name: _coding_speed(codec_by_name(name), values, {"values": spec}) for name in CODECS}
-
-
-def _coding_speed(codec: Codec, values: Tensor, layout: Layout) -> Speed:
-    total, count = values.clone(), len(values)
-    payload, _ = codec.encode({"values": values}, {}, layout)
-
-    def add() -> None:
-        for _, coded in codec.read_each(payload, layout):
-            coded.add_to(total)
-
-    encode_s = _seconds(lambda: codec.encode({"values": values}, {}, layout))
-    add_s = _seconds(add)
-    data = payload.read(0, min(payload.num_bytes, CHUNK_BYTES))
-    return Speed(encode_s / count, add_s / count, len(pack(0, data).data) / len(data))
-
-
-def _seconds(call: Callable[[], object], budget_s: float = 0.03) -> float:
-    """The median of as many calls as the time is enough for."""
-    from torch.utils.benchmark import Timer
-
-    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
-    return timer.blocked_autorange(min_run_time=budget_s).median
+    timer = Timer(
+        "step()",
+        globals={"step": lambda: workload.step(next(stream), rng, keep_local)},
+        num_threads=torch.get_num_threads(),
+    )
+    return timer.blocked_autorange(min_run_time=BUDGET_S).median

@@ -78,14 +78,13 @@ def _predict(chosen: Candidate, question: Question, cache: dict[object, Course])
     first_bytes = global_bytes(layout, question.costs)
     first_s = link.up.transfer_s(first_bytes, math.inf) + link.up.rtt_s / 2
     num_steps = chosen.config.steps
-    commits = 1 if strategy.policy.arrivals_from is None else num_sites
     return Prediction(
         candidate=chosen,
         utilisation=utilisation,
         round_s=strategy.h * question.step_s / utilisation,
         up_s=strategy.h * up / link.up.bytes_per_s,
         down_s=strategy.h * down / link.down.bytes_per_s,
-        coordinator_s=sum(num_sites * load.merge_s + commits * load.commit_s for load in loads),
+        coordinator_s=sum(num_sites * load.merge_s + load.commit_s for load in loads),
         bytes_per_step=up + down,
         wall_s=first_s + num_steps * question.step_s / utilisation,
         num_bytes=first_bytes + (up + down) * num_steps * num_sites,
@@ -97,7 +96,7 @@ def _course(chosen: Candidate, question: Question, cache: dict[object, Course]) 
     strategy = chosen.strategy
     key = (
         *(strategy.contributes, strategy.h, strategy.overlap.tau, chosen.num_fragments),
-        *(strategy.clock, strategy.up.name, strategy.down.name, strategy.policy),
+        *(strategy.up.name, strategy.down.name, strategy.policy),
     )
     if key not in cache:
         config = copy.deepcopy(chosen.config)
@@ -106,8 +105,6 @@ def _course(chosen: Candidate, question: Question, cache: dict[object, Course]) 
         config.round.quorum = math.ceil(config.round.quorum * count / config.sites)
         config.sites, config.site_names = count, []
         few = candidate(config, question).strategy
-        if few.policy.arrivals_from is not None:  # without a warm-up
-            few = few._replace(policy=few.policy._replace(arrivals_from=0))
         cache[key] = VirtualRun(
             few, question.layout, count, ROUNDS * few.h, question.step_s, question.link, costs
         ).play()

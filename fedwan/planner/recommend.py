@@ -84,15 +84,15 @@ def _setting(prediction: Prediction) -> str:
     return text
 
 
-def summary_of(prediction: Prediction) -> str:
-    """One setting in a line."""
-    if prediction.stopped:
-        return f"{_setting(prediction)}: the run would stop, {prediction.stopped}"
-    return (
-        f"{_setting(prediction)}: sites compute {prediction.utilisation:.1%} of the time, "
-        f"{bytes_text(prediction.bytes_per_step)} a step and site, "
-        f"{duration_text(prediction.wall_s)}"
-    )
+def words_of(best: Prediction) -> str:
+    """What settles it on the command line of a run."""
+    candidate, strategy = best.candidate, best.candidate.strategy
+    words = [f"strategy={candidate.config.strategy}", f"h={strategy.h}"]
+    words += [f"codec.up={strategy.up.name}", f"codec.down={strategy.down.name}"]
+    if strategy.overlap.tau:
+        words += [f"stream.fragments={candidate.num_fragments}"]
+        words += [f"stream.tau={strategy.overlap.tau}"]
+    return " ".join(words)
 
 
 def row_of(prediction: Prediction, question: Question) -> dict[str, Any]:

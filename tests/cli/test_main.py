@@ -60,9 +60,7 @@ def test_help_names_every_command(fedwan: Command) -> None:
         (("plan", *MODEL), "link.rate_mbit has no value"),
         (("plan", *LINK, "step_s=0.1"), "params has no value; give params=57.2e6"),
         (("plan", *LINK, "params=1e6"), "step_s has no value"),
-        (("plan", *MODEL, "--link", "nope"), "--link = 'nope' is no file here, and no host:port"),
-        (("plan", *MODEL, "--link", "host:1"), "add --identity DIR"),
-        ((*PLAN, "--identity", "x"), "--identity has no effect without --link"),
+        (("plan", *MODEL, "--link", "nope"), "--link = 'nope' is no measurement; write one with"),
         ((*PLAN, "--json", "no/folder/x"), "no/folder/x: No such file or directory"),
     ],
 )

@@ -12,8 +12,7 @@ from fedwan.config import Config, DataConfig, NetworkConfig
 from fedwan.errors import ConfigError
 from fedwan.fragments import whole
 from fedwan.planner import costs
-from fedwan.planner.candidates import synthetic_layout
-from fedwan.planner.costs import CODECS, Costs, global_bytes, load_of
+from fedwan.planner.costs import Costs, global_bytes, load_of
 from fedwan.recipes import travelling
 from tests.planner.models import LAYOUT, strategy_of
 
@@ -64,15 +63,6 @@ def test_steps_and_tensors_are_the_workload_s_own(monkeypatch: pytest.MonkeyPatc
     config.network = {"generator": NetworkConfig(exclude=["*.bias"])}
     assert not any(n.endswith(".bias") for n in travels() if n.startswith("generator/"))
     assert [n for n in travels() if n.startswith("discr")] == [f"discriminator/{name}"] and others
-
-
-def test_codecs_are_timed_both_ways_on_no_more_values_than_needed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(costs, "SAMPLE_VALUES", 10_000)
-    found = costs.coding_costs(synthetic_layout(400_000))
-    assert found.keys() == CODECS.keys()
-    assert all(0 < x.encode_s < 1e-3 and 0 < x.add_s < 1e-3 for x in found.values())
 
 
 def test_steps_are_timed_on_a_recipe_s_own_data_and_refused_where_these_are_encoded_first(

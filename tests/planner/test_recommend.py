@@ -10,7 +10,7 @@ import pytest
 from fedwan.config import CodecConfig
 from fedwan.planner.candidates import Question, candidates
 from fedwan.planner.predict import Prediction, predict
-from fedwan.planner.recommend import ENOUGH, rank, row_of, summary_of, table_lines, why
+from fedwan.planner.recommend import ENOUGH, rank, row_of, table_lines, why, words_of
 from tests.planner.models import question
 
 
@@ -67,7 +67,7 @@ def test_the_table_has_a_line_for_strategies_that_take_the_same_time() -> None:
     lines = table_lines(found, asked)
     assert len(lines) < 1 + len(found)
     assert any(line.startswith("diloco, local_sgd, scaffnew ") for line in lines)
-    assert summary_of(found[0]).startswith("streaming_diloco, int4, H = 20")
+    assert words_of(found[0]).startswith("strategy=streaming_diloco h=20 codec.up=int4 codec.down=")
     short = table_lines(found, asked, most=2)
     assert len(short) == 4 and short[-1].endswith(" more: --all")
 
