@@ -8,16 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedwan.config import Config, load, require_run, site_names
+from fedwan.config import COMMAND, Config, load, require_run, site_names
 from fedwan.output.records import (
     SPENT,
     EventRecord,
     QualityRecord,
     Record,
     RoundRecord,
+    numbers_of,
     read_records,
 )
-from fedwan.output.units import bytes_text
+from fedwan.output.units import bytes_text, number_text
 
 _DECIDED = {"drained": "draining", "ejected": "ejected", "admitted": "admitted"}
 _STATES = {"join": "training", "rejoin": "training", "back": "training"}
@@ -30,6 +31,8 @@ _GONE = ("draining", "drained", "ejected")
 """Of sites that the operator has let go."""
 _SMOOTHING = 0.3
 """Weight of the latest round in a site's speed."""
+_MOST_OWN = 8
+"""Of a script's own figures."""
 
 
 def clock_text(t: float) -> str:
@@ -126,8 +129,8 @@ class Board:
         self.version = 0
         self.step = 0
         """Steps of every site that have been merged."""
-        self.fd: float | None = None
-        self.fd_floor: float | None = None
+        self.quality: QualityRecord | None = None
+        """The latest."""
         self.fd_untrained: float | None = None
         self.payload_bytes: int | None = None
         """Of all networks in fp32; told at the end."""
@@ -149,9 +152,9 @@ class Board:
             row = self.sites.setdefault(record.site, SiteRow(record.site))
             row.take(record, is_now=record.t >= self._since)
         elif isinstance(record, QualityRecord):
-            self.fd, self.fd_floor = record.figure("fd"), record.figure("fd_floor")
+            self.quality = record
             if record.version == 0:
-                self.fd_untrained = self.fd
+                self.fd_untrained = record.numbers.get("fd")
             elif self.config.data.split == "own":
                 self.fd_untrained = None  # it was one site's, and what follows is of all of them
         elif record.t >= self._since or record.event in _DECIDED:
@@ -219,6 +222,32 @@ class Board:
         rows = self.sites.values()
         return SiteRow("", **{name: sum(getattr(row, name) for row in rows) for name in SPENT})
 
+    def quality_told(self, figures: Mapping[str, Any] | None = None) -> tuple[str, str, list[str]]:
+        """What was measured, its value, and what to hold it against; of the latest figures."""
+        if figures is None:
+            figures = self.quality.figures if self.quality else {}
+        numbers = numbers_of(figures)
+        fd, floor, beside = numbers.get("fd"), numbers.get("fd_floor"), list[str]()
+        if fd is None and numbers:
+            (name, value), *others = numbers.items()
+            texts = (f"{other} {number_text(x)}" for other, x in others[:_MOST_OWN])
+            return name, number_text(value), list(texts)
+        if fd is None:
+            odd = sorted(name for name, value in figures.items() if not isinstance(value, list))
+            text = f"no finite number: {', '.join(odd)}" if odd else "not measured"
+            if self.config.workload == COMMAND and not odd:
+                text = "the script gives no evaluate="
+            return "quality", number_text(None), [text]
+        if floor:
+            beside.append(f"{fd / floor:.1f} times the floor {number_text(floor)}")
+        if num := numbers.get("num_real"):
+            beside.append(f"{_seen_through(self.config, figures)}n = {int(num)}")
+        if self.fd_untrained is not None:
+            beside.append(f"untrained {number_text(self.fd_untrained)}")
+        shares = (name for name in ("precision", "recall") if name in numbers)
+        beside += [f"{name} {number_text(numbers[name])}" for name in shares]
+        return "Fréchet distance", number_text(fd), beside
+
     def beside_sync(self, sent: int) -> tuple[str, str] | None:
         """What exchanging fp32 gradients at every step would send, and how often so many bytes.
 
@@ -229,6 +258,15 @@ class Board:
         sync = 2 * self.config.steps * self.config.sites * self.payload_bytes
         times, what = max(sync / sent, sent / sync), "more" if sync >= sent else "less"
         return bytes_text(sync), f"{times:,.{0 if times >= 10 else 1}f} times {what}"
+
+
+def _seen_through(config: Config, figures: Mapping[str, Any]) -> str:
+    """What images were seen through when their distance was measured, and a comma."""
+    if config.eval.features:
+        return f"{Path(config.eval.features).name}, "
+    if config.workload == COMMAND or "modes" in figures:
+        return ""
+    return "own classifier, " if "histogram" in figures else "random features, "
 
 
 def read_run(out: Path) -> tuple[Board, list[Record]]:

@@ -139,7 +139,7 @@ def _plain_line(board: Board) -> str:
         ]
         if total.utilisation is not None:
             parts.append(f"utilisation {percent_text(total.utilisation)}")
-    if board.fd is not None:
+    if board.quality:
         parts.append(_quality(board))
     return ", ".join(parts)
 
@@ -164,7 +164,7 @@ def render_board(board: Board, elapsed_s: float) -> RenderableType:
         Text(board.phase, style="green" if board.phase in ("training", "done") else "yellow"),
     )
     lines: list[RenderableType] = [title, progress]
-    if board.fd is not None:
+    if board.quality:
         lines.append(Text(_quality(board)))
     if board.waiting:
         lines.append(Text(board.waiting, style="yellow"))
@@ -177,14 +177,9 @@ def render_board(board: Board, elapsed_s: float) -> RenderableType:
 
 
 def _quality(board: Board) -> str:
-    text, beside = f"Fréchet distance {number_text(board.fd)}", []
-    if board.fd_floor is not None:
-        beside.append(f"floor {number_text(board.fd_floor)}")
-    if board.fd == board.fd_untrained:  # it has not been measured since
-        text = f"untrained: {text}"
-    elif board.fd_untrained is not None:
-        beside.append(f"untrained {number_text(board.fd_untrained)}")
-    return f"{text} ({', '.join(beside)})" if beside else text
+    name, value, beside = board.quality_told()
+    start = "untrained: " if board.quality and board.quality.version == 0 else ""
+    return ", ".join([f"{start}{name} {value}", *beside[:1]])
 
 
 def _site_table(board: Board) -> Table:

@@ -29,7 +29,7 @@ def test_the_table_has_a_row_per_site_and_a_column_per_loss(board: Board) -> Non
     console.print(render_board(board, 75.0))
     text = console.export_text()
     parts = ("s1  ", " training ", "discri…", "genera…", "1:15 elapsed", "step 10/20, round 1")
-    quality = "untrained: Fréchet distance 80 (floor 0.4)"
+    quality = "untrained: Fréchet distance 80, 200.0 times the floor 0.4"
     for part in (*parts, "80 %", quality, "warning s2 warning"):
         assert part in text
 
