@@ -88,13 +88,12 @@ def run(
     found = json.dumps([finding._asdict() for finding in findings], indent=2)
     write_option(json_path, f"{found}\n")
     typer.echo(f"{run_dir}: {_headline(board)}\n")
-    warnings = [finding for finding in findings if finding.is_warning]
-    if not warnings:
+    if not findings:
         early = f"too early to tell: that takes {LEAST_ROUNDS} rounds or more"
         typer.echo(early if board.version < LEAST_ROUNDS else "nothing to mend")
-    for finding in sorted(findings, key=lambda finding: not finding.is_warning):
+    for finding in findings:
         typer.echo("\n".join(_text(finding)))
-    if strict and (warnings or not board.version):
+    if strict and (findings or not board.version):
         raise typer.Exit(1)
 
 
@@ -133,11 +132,10 @@ def _text(finding: Finding) -> Iterator[str]:
     site = f"site {finding.site}" if finding.site else "all sites"
     network = finding.network or "all networks"
     yield f"round {finding.version}, {site}, {network}: {finding.kind.replace('_', ' ')}"
-    mend = "mend" if finding.is_warning else "note"
     # The path in a command stays whole.
     wrapper = textwrap.TextWrapper(100, break_long_words=False, break_on_hyphens=False)
     wrapper.subsequent_indent = " " * 8
-    for name, text in (("why", finding.why), (mend, finding.mend)):
+    for name, text in (("why", finding.why), ("mend", finding.mend)):
         wrapper.initial_indent = f"  {name:<6}"
         yield from wrapper.wrap(text)
 

@@ -66,7 +66,7 @@ def sample(
     import torch
 
     import fedwan
-    from fedwan.output.samples import draw_samples, most_shown
+    from fedwan.output.samples import draw_samples
     from fedwan.rng import derive_seed, lent_generators
 
     if out.suffix.lower() != ".png":
@@ -74,19 +74,15 @@ def sample(
     trained = fedwan.load(run, ema=not last)
     workload, config = trained.workload(), trained.config
     with torch.no_grad(), lent_generators():
-        one = workload.sample(1, seed)  # before all are made: how large they are
-        if one.dim() == 4 and (most := most_shown(one, num)) < num:
-            tall, wide = one.shape[2:]
-            raise UserError(
-                f"--num {num}: there is no room for so many pictures of {tall} by {wide} pixels; "
-                f"give --num {most} or less"
-            )
         torch.manual_seed(derive_seed(seed, "samples"))  # of recipes that draw from it
         samples = workload.sample(num, seed)
     weights = "last weights" if last else "moving average"
     title = f"{config.workload} on {config.data.name} · {config.strategy} · {weights} · seed {seed}"
     out.parent.mkdir(parents=True, exist_ok=True)
-    draw_samples(out, samples.float(), None, title)
+    try:
+        draw_samples(out, samples.float(), None, title)
+    except ValueError as error:
+        raise UserError(f"--num {num}: {error}; give another --num") from None
     typer.echo(out)
 
 

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong, or worth knowing."""
+    """One thing that is wrong."""
 
     kind: str
     """As the table in docs/doctor.md has it."""
@@ -30,8 +30,6 @@ class Finding(NamedTuple):
     """The figures behind it, in one sentence."""
     mend: str
     """What to do about it, in one sentence."""
-    is_warning: bool = True
-    """False for a note: nothing needs to be mended."""
 
     @property
     def text(self) -> str:
@@ -72,7 +70,7 @@ class Doctor:
     def _told_by(self, rule: Rule, site: str | None = None) -> list[Finding]:
         try:
             return [
-                Finding(rule.kind, site, network, self._chart.version, why, mend, rule.is_warning)
+                Finding(rule.kind, site, network, self._chart.version, why, mend)
                 for network, why, mend in rule.told(self._chart, site or "")
             ]
         except Exception as error:  # figures can be whatever a site likes; other rules go on
@@ -113,10 +111,8 @@ def diagnose(records: Iterable[Record]) -> Iterator[Finding]:
                     told.add(event.site)
                     yield found
     yield from at_door.values()
-    if stopped:
-        is_fault = stopped != STOPPED
-        mend = "see to that" if is_fault else "nothing is amiss"
-        yield Finding("stopped", None, None, version, stopped, mend, is_warning=is_fault)
+    if stopped and stopped != STOPPED:
+        yield Finding("stopped", None, None, version, stopped, "see to that")
 
 
 def _round_of(record: Record) -> tuple[int, int] | None:
@@ -156,8 +152,7 @@ class LiveDoctor:
         told = []
         for finding in findings:
             text = f"round {finding.version}: {finding.text}"
-            _log.log(logging.WARNING if finding.is_warning else logging.INFO, "%s", text)
-            event = "finding" if finding.is_warning else "note"
-            row = {"kind": "event", "event": event, "text": text, "finding": finding.kind}
+            _log.warning("%s", text)
+            row = {"kind": "event", "event": "finding", "text": text, "finding": finding.kind}
             told.append(finding._asdict() | row)
         return told

@@ -107,18 +107,6 @@ def test_what_lies_below_a_file_is_told_in_a_line(fedwan: Command, tmp_path: Pat
     assert (code, out, err) == (2, "", f"fedwan: {path}: Not a directory\n")
 
 
-def test_more_pictures_than_one_has_room_for_are_refused_before_they_are_made(
-    fedwan: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pictures = ("data.name=folder", f"data.path={tmp_path}", "data.size=128", "data.batch=4")
-    write_run(tmp_path / "run", *pictures, "model.width=1")
-    words = ("sample", str(tmp_path / "run"), f"--out={tmp_path / 'x.png'}")
-    code, out, err = fedwan(*words, "--num=935")
-    assert (code, out) == (2, "") and err.count("\n") == 1
-    assert "no room for so many pictures of 128 by 128 pixels; give --num 934 or less" in err
-    assert not (tmp_path / "x.png").exists()
-
-
 @pytest.mark.parametrize(
     ("error", "code", "says"),
     [

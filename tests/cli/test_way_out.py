@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from fedwan.config import load as load_config
+from fedwan.output import samples
 from fedwan.output.journal import JOURNAL, Journal
 from tests.cli.conftest import Command
 from tests.trained_runs import write_run
 
 
 def test_the_same_seed_draws_the_same_picture_and_other_weights_another(
-    tmp_path: Path, fedwan: Command
+    tmp_path: Path, fedwan: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = str(tmp_path / "run")
     write_run(tmp_path / "run")
@@ -28,6 +29,9 @@ def test_the_same_seed_draws_the_same_picture_and_other_weights_another(
         pictures.append(path.read_bytes())
     assert pictures[0] == pictures[1]
     assert len(set(pictures)) == 3
+    monkeypatch.setattr(samples, "_MOST_POINTS", 8)
+    code, _, err = fedwan("sample", run, "--num=9", f"--out={tmp_path / 'x.png'}")
+    assert code == 2 and "--num 9: 9 points are too many to show" in err
 
 
 def test_export_writes_a_folder_and_says_where(tmp_path: Path, fedwan: Command) -> None:

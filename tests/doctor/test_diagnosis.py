@@ -99,7 +99,7 @@ def test_a_rule_that_fails_says_so_once_a_site_and_the_others_go_on(
     def fail(chart: object, site: str, network: str) -> None:
         raise TypeError(f"no order at {site}")
 
-    monkeypatch.setattr(diagnosis, "SITE_RULES", [Rule("odd", fail, (), True), *SITE_RULES])
+    monkeypatch.setattr(diagnosis, "SITE_RULES", [Rule("odd", fail, ()), *SITE_RULES])
     (finding,) = diagnose(rounds(4))
     assert (finding.kind, finding.site) == ("learning_rate", "s3")
     assert [record.getMessage() for record in caplog.records] == [
