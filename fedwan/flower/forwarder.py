@@ -27,8 +27,6 @@ _GET_FAB = "/v1/fleet/get-fab"
 _PULL = "/v1/fleet/pull-messages"
 _REPEAT_S = 600.0
 _AGAIN_S = 10.0
-# As `round.patience_s`, which a site's service is not told.
-_STRANGE_S = 600.0
 _ASK_AGAIN_S = 0.3
 
 _log = logging.getLogger(__name__)
@@ -53,8 +51,6 @@ class Forwarder(Relay):
         self._said, self._said_at = "", 0.0
         self._is_there = False
         """Whether the door has answered since it was last said to be away."""
-        self._strange_since = 0.0
-        """When the door began to show a certificate that is not the coordinator's."""
         self._lost = ""
         self.refusal: UserError | None = None
         """Set once the two ends do not accept each other's certificates, or this one not the
@@ -127,23 +123,11 @@ class Forwarder(Relay):
         while error is not None:
             if isinstance(error, IdentityError):
                 return error
-            if isinstance(error, ssl.SSLCertVerificationError):
-                if self._may_pass():
-                    return None
+            # Once it has answered: anybody on the path can show one, and DNS be wrong for a minute.
+            if isinstance(error, ssl.SSLCertVerificationError) and not self._answered_at:
                 return IdentityError(
                     f"front door {self._door} did not prove to be this run's coordinator "
                     f"({error.verify_message}); check `door`, and that ca.crt is the coordinator's"
                 )
             error = error.__cause__ or error.__context__
-        self._strange_since = 0.0
         return None
-
-    def _may_pass(self) -> bool:
-        """Whether the door has answered before, and has not shown a strange certificate for long.
-
-        Anybody on the path can show one, and DNS be wrong for a minute.
-        """
-        now_s = time.monotonic()
-        if self._strange_since <= self._answered_at:
-            self._strange_since = now_s
-        return self._answered_at > 0 and now_s < self._strange_since + _STRANGE_S

@@ -244,8 +244,6 @@ def text_of(error: BaseException | None) -> str:
     if isinstance(error, httpx.TimeoutException):
         text = "it does not answer"
     while error is not None:
-        if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
-            return "what listens there speaks no TLS"
         is_passing = isinstance(error, ssl.SSLWantReadError | ssl.SSLWantWriteError)
         if isinstance(error, OSError) and error.errno and not is_passing:
             has_own = isinstance(error, ssl.SSLError | socket.gaierror)

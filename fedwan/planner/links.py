@@ -20,10 +20,6 @@ OVERSHOOT = 0.04
 PROBE_EVERY_S = 10.0
 """bbr empties the link to see the round trip, for `PROBE_S` or a round trip, and refills it."""
 PROBE_S = 0.2
-FIRST_WINDOW_BYTES = 10 * MSS_BYTES
-"""RFC 6928."""
-LEAST_TIMEOUT_S = 0.2
-"""Linux's, beyond the round trip."""
 
 
 class Pipe(NamedTuple):
@@ -31,25 +27,10 @@ class Pipe(NamedTuple):
 
     bytes_per_s: float
     rtt_s: float
-    restarts: bool = False
-    """Whether the window starts small again after a pause."""
 
-    def transfer_s(self, num_bytes: float, idle_s: float) -> float:
+    def transfer_s(self, num_bytes: float) -> float:
         """Seconds from the first byte that leaves to the last."""
-        if self.rtt_s == 0 or idle_s <= 0 or (idle_s < math.inf and not self.restarts):
-            return num_bytes / self.bytes_per_s
-        full = window = self.bytes_per_s * self.rtt_s
-        if idle_s == math.inf:
-            window = FIRST_WINDOW_BYTES
-        elif full < math.inf:  # nothing else says how large the window was
-            timeouts = min(idle_s / (self.rtt_s + LEAST_TIMEOUT_S), 64.0)
-            window = max(full / 2 ** int(timeouts), FIRST_WINDOW_BYTES)
-        spent_s = 0.0
-        while window < full and num_bytes > window:
-            num_bytes -= window
-            window *= 2
-            spent_s += self.rtt_s
-        return spent_s + num_bytes / self.bytes_per_s
+        return num_bytes / self.bytes_per_s
 
 
 class WireLink(NamedTuple):
@@ -76,7 +57,7 @@ def modelled_link(link: LinkConfig) -> WireLink:
     else:
         channels = num_channels(is_bbr, bool(link.pace_mbit))
         mbit = min(mbit, channels * flow_mbit("cubic", link.rtt_ms, link.loss))
-    pipe = Pipe(max(mbit, 1e-6) * 1e6 / 8, rtt_s, restarts=not is_bbr)
+    pipe = Pipe(max(mbit, 1e-6) * 1e6 / 8, rtt_s)
     return WireLink(pipe, pipe)
 
 
@@ -85,6 +66,6 @@ def measured_link(found: Measurement) -> WireLink:
 
     def pipe(way: Way) -> Pipe:
         bytes_per_s = max(way.mbit, 1e-3) * ACK_SHARE * 1e6 / 8
-        return Pipe(bytes_per_s, found.rtt_ms / 1e3, not way.congestion.startswith("bbr"))
+        return Pipe(bytes_per_s, found.rtt_ms / 1e3)
 
     return WireLink(pipe(found.up), pipe(found.down))

@@ -14,7 +14,6 @@ import pytest
 
 from fedwan.config import Config, from_json
 from fedwan.errors import CheckpointError, DiskFull, FedwanError, JoinRefused, LinkLost, RunStopped
-from fedwan.flower import status as status_module
 from fedwan.flower.status import Start, Status
 from fedwan.site.assignment import VARIABLE, Outcome, read_outcome
 
@@ -111,22 +110,6 @@ def test_a_full_disk_leaves_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyP
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == [path] and Status.read(path) == status
-
-
-def test_where_there_is_no_room_for_a_file_more_it_is_told_how_a_process_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_space(path: Path, text: str) -> None:
-        raise DiskFull("no room")
-
-    path, status = tmp_path / "serverapp.json", Status.of()
-    status.ended(FedwanError("something longer than what comes next")).write(path)
-    monkeypatch.setattr(status_module, "replace_text", no_space)
-    ended = status.ended(DiskFull("no room"))
-    ended.write(path)
-    assert Status.read(path) == ended
-    with pytest.raises(DiskFull):
-        ended.write(tmp_path / "new.json")
 
 
 def test_a_script_that_finds_a_disk_full_has_made_no_mistake(
