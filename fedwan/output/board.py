@@ -29,8 +29,6 @@ ABSENT = {"expected": "not here yet", "silent": "silent"}
 """States of sites that a run waits for, in words."""
 _GONE = ("draining", "drained", "ejected")
 """Of sites that the operator has let go."""
-_SMOOTHING = 0.3
-"""Weight of the latest round in a site's speed."""
 _MOST_OWN = 8
 """Of a script's own figures."""
 
@@ -76,8 +74,6 @@ class SiteRow:
     wait_s: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
-    steps_per_s: float | None = None
-    seen_t: float = 0.0
     since: float = 0.0
     """When its state began, in Unix seconds."""
     versions: set[tuple[int, int]] = field(default_factory=set)
@@ -95,15 +91,9 @@ class SiteRow:
         return self.compute_s / busy_s if busy_s else None
 
     def take(self, record: RoundRecord, *, is_now: bool) -> None:
-        """Account for one round; one of an earlier start says nothing of state and speed."""
-        steps, seconds = record.step - self.step, record.t - self.seen_t
-        if self.seen_t and steps > 0 and seconds > 0:
-            latest = steps / seconds
-            before = latest if self.steps_per_s is None else self.steps_per_s
-            self.steps_per_s = before + _SMOOTHING * (latest - before)
-        if is_now:
-            has_gone = self.state in ("left", "drained", "ejected")  # it was merged afterwards
-            self.state, self.seen_t = self.state if has_gone else "training", record.t
+        """Account for one round; one of an earlier start says nothing of its state."""
+        if is_now and self.state not in ("left", "drained", "ejected"):  # merged afterwards
+            self.state = "training"
         self.versions.add((record.fragment, record.version))
         self.step = record.step
         self.losses = dict(record.losses) or self.losses  # two fragments may leave after one step
@@ -140,6 +130,8 @@ class Board:
         self.is_done = False
         self.stopped = ""
         """Why the run ended before it was done, if it has."""
+        self._paces: list[tuple[float, int]] = []
+        """When a step was reached, of the first round that was seen and of the latest."""
         self.news: list[EventRecord] = []
         """Events that a reader should see, oldest first."""
 
@@ -149,6 +141,8 @@ class Board:
             if record.fragment == 0:  # it travels once a round
                 self.version = max(self.version, record.version)
             self.step = max(self.step, record.run_step)
+            if record.t >= self._since:
+                self._paces = [*self._paces[:1], (record.t, self.step)]
             row = self.sites.setdefault(record.site, SiteRow(record.site))
             row.take(record, is_now=record.t >= self._since)
         elif isinstance(record, QualityRecord):
@@ -178,7 +172,6 @@ class Board:
             left = "drained" if row.state == "draining" else "left"
             row.state = _STATES.get(record.event, left)
             row.since = record.details.get("heard", record.t)
-            row.seen_t = 0.0  # the time away is no measure of its speed
             row.spend(record.details)
         if record.event in _NEWS and record.t >= self._since:
             self.news.append(record)
@@ -212,9 +205,11 @@ class Board:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds of training left at the slowest site's speed; None before it is known."""
-        speeds = [row.steps_per_s for row in self.sites.values() if row.steps_per_s]
-        return max(0, self.config.steps - self.step) / min(speeds) if speeds else None
+        """Seconds of training left at the pace so far; None before it is known."""
+        if not self._paces or self._paces[0][1] == self._paces[-1][1]:
+            return None
+        (begun, first), (now, last) = self._paces[0], self._paces[-1]
+        return max(0, self.config.steps - last) * (now - begun) / (last - first)
 
     @property
     def total(self) -> SiteRow:

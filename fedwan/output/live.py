@@ -33,7 +33,6 @@ _TICK_S = 0.25
 _PLAIN_EVERY_S = 15.0
 _STATE_STYLES = {"training": "green", "silent": "bold red"}
 _MOST_LOSSES, _LOSS_WIDTH = 4, 7
-_MOST_NEWS = 3
 
 
 class Follower:
@@ -54,8 +53,8 @@ class Follower:
         """Since the watch began."""
         return time.monotonic() - self._began
 
-    def poll(self) -> bool:
-        """Take the whole lines that are new; whether there were any.
+    def poll(self) -> None:
+        """Take the whole lines that are new.
 
         A file that was replaced, as by a run that is resumed, starts the board afresh.
         """
@@ -74,7 +73,6 @@ class Follower:
             if getattr(record, "event", "") == "agreed":  # their script's steps are known now
                 self.board.config = load(self._out / "config.yaml")
             self.board.take(record)
-        return bool(lines)
 
     def _new_lines(self, path: Path) -> list[bytes]:
         with path.open("rb") as file:
@@ -91,41 +89,28 @@ def watch(out: Path, config: Config, is_running: Callable[[], bool], console: Co
 
     `is_running`, whether there is more to come, is asked a few times a second.
     """
-    look = _watch_live if console.is_terminal else _watch_plainly
-    look(Follower(out, config), is_running, console)
-
-
-def _watch_live(follower: Follower, is_running: Callable[[], bool], console: Console) -> None:
+    follower, told = Follower(out, config), set[tuple[float, str]]()
+    due_s, phase, last, goes_on = 0.0, "", "", True
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        shown = -1
-        while is_running():
-            second = int(follower.elapsed_s)
-            if follower.poll() or second != shown:
-                shown = second
-                live.update(render_board(follower.board, follower.elapsed_s), refresh=True)
-            time.sleep(_TICK_S)
-    follower.poll()
-    console.print(render_board(follower.board, follower.elapsed_s))
-
-
-def _watch_plainly(follower: Follower, is_running: Callable[[], bool], console: Console) -> None:
-    due_s, phase, last = 0.0, "", ""
-    told: set[tuple[float, str]] = set()
-    goes_on = True
-    while goes_on:
-        goes_on = is_running()
-        follower.poll()
-        board, elapsed_s = follower.board, follower.elapsed_s
-        new = {(e.t, e.text): f"{e.event}: {e.text}" for e in board.news}
-        said = [text for key, text in new.items() if key not in told]
-        told |= new.keys()
-        line = _plain_line(board)
-        if line != last and (elapsed_s >= due_s or board.phase != phase or not goes_on):
-            due_s, phase, last = elapsed_s + _PLAIN_EVERY_S, board.phase, line
-            said.append(f"{duration_text(elapsed_s)}: {line}")
-        for text in said:
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
-        time.sleep(_TICK_S if goes_on else 0)
+        while goes_on:
+            goes_on = is_running()
+            follower.poll()
+            board, elapsed_s = follower.board, follower.elapsed_s
+            new = {(e.t, e.text): f"{e.event}: {e.text}" for e in board.news}
+            said = [text for key, text in new.items() if key not in told]
+            told |= new.keys()
+            line = _plain_line(board)
+            is_due = elapsed_s >= due_s or board.phase != phase or not goes_on
+            if console.is_terminal:
+                live.update(render_board(board, elapsed_s), refresh=True)
+            elif line != last and is_due:
+                due_s, phase, last = elapsed_s + _PLAIN_EVERY_S, board.phase, line
+                said.append(f"{duration_text(elapsed_s)}: {line}")
+            for text in said:
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
+            time.sleep(_TICK_S if goes_on else 0)
+    if console.is_terminal:
+        console.print(render_board(follower.board, follower.elapsed_s))
 
 
 def _plain_line(board: Board) -> str:
@@ -168,12 +153,7 @@ def render_board(board: Board, elapsed_s: float) -> RenderableType:
         lines.append(Text(_quality(board)))
     if board.waiting:
         lines.append(Text(board.waiting, style="yellow"))
-    lines.append(_site_table(board))
-    lines += [
-        Text.assemble((event.event, "yellow"), f" {event.text}")
-        for event in board.news[-_MOST_NEWS:]
-    ]
-    return Group(*lines)
+    return Group(*lines, _site_table(board))
 
 
 def _quality(board: Board) -> str:
@@ -187,7 +167,7 @@ def _site_table(board: Board) -> Table:
     for name in ("site", "state"):
         table.add_column(name, no_wrap=True)
     losses = sorted({name for row in board.sites.values() for name in row.losses})[:_MOST_LOSSES]
-    for name in ("step", *losses, "util.", "up", "down", "steps/s"):
+    for name in ("step", *losses, "util.", "up", "down"):
         # What does not fit is cut where it costs least, in the names of losses.
         width = _LOSS_WIDTH if name in losses else None
         table.add_column(Text(name), justify="right", no_wrap=True, max_width=width)
@@ -200,7 +180,6 @@ def _site_table(board: Board) -> Table:
             percent_text(row.utilisation),
             bytes_text(row.bytes_up),
             bytes_text(row.bytes_down),
-            number_text(row.steps_per_s),
             style="" if row.state == "training" else "dim",
         )
     return table
