@@ -24,10 +24,8 @@ from fedwan.cli.arguments import (
     write_option,
 )
 from fedwan.cli.members import way_on
-from fedwan.config import LinkConfig, load
-from fedwan.coordinator.control import ask
-from fedwan.errors import ConfigError, UserError
-from fedwan.names import nearest
+from fedwan.config import load
+from fedwan.errors import ConfigError
 from fedwan.output.units import sites_text
 
 if TYPE_CHECKING:
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from fedwan.link.measure import Advice, Measurement, Way
     from fedwan.output.board import Board
 
-KEYS = ("link.congestion", "link.pace_mbit")
 LEAST_ROUNDS = 3
 """Before that most rules stay silent, whatever is wrong."""
 
@@ -62,17 +59,11 @@ app = typer.Typer(
 def run(
     run_dir: RunFolder,
     json_path: JsonPath = None,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict", help="Exit with 1 if anything needs to be mended, or there is no round."
-        ),
-    ] = False,
 ) -> None:
     """Say what is wrong with a run, in which round, site and network, why, and what mends it.
 
-    Works for runs that are still going on, or were killed, too. Whatever is found, the exit code
-    is 0: it is advice.
+    Works for runs that are still going on, or were killed, too; `fedwan status` says for whom they
+    wait. Whatever is found, the exit code is 0: it is advice.
     """
     from fedwan.doctor.diagnosis import diagnose
     from fedwan.output.board import read_run
@@ -84,7 +75,6 @@ def run(
         else found
         for found in diagnose(records)
     ]
-    findings += _absence(run_dir, board)
     found = json.dumps([finding._asdict() for finding in findings], indent=2)
     write_option(json_path, f"{found}\n")
     typer.echo(f"{run_dir}: {_headline(board)}\n")
@@ -93,27 +83,6 @@ def run(
         typer.echo(early if board.version < LEAST_ROUNDS else "nothing to mend")
     for finding in findings:
         typer.echo("\n".join(_text(finding)))
-    if strict and (findings or not board.version):
-        raise typer.Exit(1)
-
-
-def _absence(run_dir: Path, board: Board) -> Iterator[Finding]:
-    """For whom the run waits, or that it has no coordinator: no round tells of it."""
-    from fedwan.doctor.diagnosis import Finding
-
-    if board.is_done or board.stopped or not board.is_listening:
-        return
-    why, mend = "", ""
-    try:
-        if ask(run_dir, {"ask": "status"}) is None:
-            why, mend = "no coordinator runs", way_on(run_dir)
-    except UserError as error:
-        why, mend = "its coordinator does not answer", str(error)
-    if why:
-        yield Finding("stopped", None, None, board.version, why, mend)
-    elif board.waiting:
-        why, _, mend = board.waiting.partition("; ")
-        yield Finding("waiting", None, None, board.version, why, mend)
 
 
 def _headline(board: Board) -> str:
@@ -163,7 +132,7 @@ def link(
     some seconds, and makes the link look slower than it is.
     """
     check_address("HOST:PORT", address)
-    settings = _link_settings(config_path, words or [])
+    settings = load(config_path, words or []).link
     for name, value, least, most in (("--seconds", seconds, 0.5, 30), ("--rate", rate, 0, 1e6)):
         if not least <= value <= most:
             raise ConfigError(f"{name} = {value:g} is out of range; choose {least:g} to {most:g}")
@@ -178,18 +147,6 @@ def link(
         typer.echo(f"{name:<11}  {text}")
     figures = asdict(found) | {"advice": None if advice is None else asdict(advice)}
     write_option(json_path, json.dumps(figures, indent=2) + "\n")
-
-
-def _link_settings(path: Path | None, words: list[str]) -> LinkConfig:
-    """A run's link, as far as a file and words say."""
-    for word in words:
-        key, equals, _ = word.partition("=")
-        if equals and key not in KEYS:
-            raise ConfigError(
-                f"{word!r} has no effect on a measurement, which heeds {', '.join(KEYS)}"
-                f"{nearest(key, KEYS)}"
-            )
-    return load(path, words).link
 
 
 def _link_rows(found: Measurement, advice: Advice | None) -> Iterator[tuple[str, str]]:

@@ -95,7 +95,7 @@ def plan(
         )
     typer.echo(f"{_heading(question)}\n")
     typer.echo("\n".join(table_lines(ranked, question, most=0 if is_all else SHOWN)) + "\n")
-    typer.echo(f"advice: {why(ranked, question)}\nwords: {words_of(ranked[0])}")
+    typer.echo(f"advice: {why(ranked)}\nwords: {words_of(ranked[0])}")
     rows = [row_of(prediction, question) for prediction in ranked]
     write_option(json_path, "".join(json.dumps(row) + "\n" for row in rows))
 

@@ -131,28 +131,19 @@ def _of_event(event: EventRecord, version: int) -> Finding | None:
 
 
 class LiveDoctor:
-    """Looks at a run that goes on, and tells its log; if it fails it says so once, and no more."""
+    """Looks at a run that goes on, and tells its log."""
 
     def __init__(self) -> None:
-        self._doctor: Doctor | None = Doctor()
+        self._doctor = Doctor()
 
     def look(self, rounds: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
         """Rows of events, one for each thing told for the first time, from the rows of rounds."""
-        if self._doctor is None:
-            return []
-        findings: list[Finding] = []
-        try:
-            for rows in rounds:
-                records = [to_record({"t": 0.0, **finite(row)}) for row in rows]
-                findings += self._doctor.take([r for r in records if isinstance(r, RoundRecord)])
-        except Exception:
-            self._doctor = None
-            _log.warning("the doctor failed and looks no more; training goes on", exc_info=True)
-            return []
         told = []
-        for finding in findings:
-            text = f"round {finding.version}: {finding.text}"
-            _log.warning("%s", text)
-            row = {"kind": "event", "event": "finding", "text": text, "finding": finding.kind}
-            told.append(finding._asdict() | row)
+        for rows in rounds:
+            records = [to_record({"t": 0.0, **finite(row)}) for row in rows]
+            for finding in self._doctor.take([r for r in records if isinstance(r, RoundRecord)]):
+                text = f"round {finding.version}: {finding.text}"
+                _log.warning("%s", text)
+                row = {"kind": "event", "event": "finding", "text": text, "finding": finding.kind}
+                told.append(finding._asdict() | row)
         return told

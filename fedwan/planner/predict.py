@@ -12,7 +12,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from fedwan.planner.candidates import Candidate, Question, candidate
-from fedwan.planner.costs import global_bytes, load_of
+from fedwan.planner.costs import global_bytes
 from fedwan.planner.virtual import Course, VirtualRun
 
 ROUNDS = 14
@@ -33,10 +33,6 @@ class Prediction:
     candidate: Candidate
     utilisation: float
     """Share of the time in which sites compute; NaN if the run would stop."""
-    round_s: float
-    up_s: float
-    down_s: float
-    coordinator_s: float
     bytes_per_step: float
     """Of a site, both ways."""
     wall_s: float
@@ -70,7 +66,6 @@ def _predict(chosen: Candidate, question: Question, cache: dict[object, Course])
     strategy, layout, link = chosen.strategy, question.layout, question.link
     course = _course(chosen, question, cache)
     num_sites = question.config.sites
-    loads = [load_of(strategy, f, question.costs) for f in strategy.fragments(layout)]
     up, down = (total / course.num_steps for total in (course.bytes_up, course.bytes_down))
     utilisation = math.nan
     if not course.stopped:
@@ -81,10 +76,6 @@ def _predict(chosen: Candidate, question: Question, cache: dict[object, Course])
     return Prediction(
         candidate=chosen,
         utilisation=utilisation,
-        round_s=strategy.h * question.step_s / utilisation,
-        up_s=strategy.h * up / link.up.bytes_per_s,
-        down_s=strategy.h * down / link.down.bytes_per_s,
-        coordinator_s=sum(num_sites * load.merge_s + load.commit_s for load in loads),
         bytes_per_step=up + down,
         wall_s=first_s + num_steps * question.step_s / utilisation,
         num_bytes=first_bytes + (up + down) * num_steps * num_sites,

@@ -50,7 +50,7 @@ def _doubts(prediction: Prediction) -> set[str]:
     return doubts | ({"h"} if strategy.h > (MOST_CORRECTED_H if corrects else MOST_H) else set())
 
 
-def why(ranked: Sequence[Prediction], question: Question) -> str:
+def why(ranked: Sequence[Prediction]) -> str:
     """The sentence that recommends the first of them."""
     best = ranked[0]
     take, known = f"take {_setting(best)}", "known to train well "
@@ -64,15 +64,7 @@ def why(ranked: Sequence[Prediction], question: Question) -> str:
         )
     return (
         f"{take}: no setting {known}has its sites compute {ENOUGH:.0%} of the time, and with it "
-        f"they come nearest, {best.utilisation:.1%}; {_limit(best, question)}"
-    )
-
-
-def _limit(best: Prediction, question: Question) -> str:
-    steps_s, rtt_s = best.candidate.strategy.h * question.step_s, question.link.up.rtt_s
-    return (
-        f"a round takes {best.round_s:.3g} s: steps {steps_s:.3g} s, bytes up {best.up_s:.3g} s, "
-        f"down {best.down_s:.3g} s, merging {best.coordinator_s:.3g} s, a round trip {rtt_s:.3g} s"
+        f"they come nearest, {best.utilisation:.1%}"
     )
 
 

@@ -105,14 +105,3 @@ def test_a_rule_that_fails_says_so_once_a_site_and_the_others_go_on(
     assert [record.getMessage() for record in caplog.records] == [
         f"{site} cannot be looked at for 'odd': TypeError('no order at {site}')" for site in SITES
     ]
-
-
-def test_a_doctor_that_fails_says_so_once_and_the_run_goes_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    doctor = LiveDoctor()
-    assert doctor.look([[{"kind": "round", "site": "s1"}]]) == []
-    assert doctor.look([rows(1)]) == []
-    assert [r.message for r in caplog.records] == [
-        "the doctor failed and looks no more; training goes on"
-    ]

@@ -52,7 +52,6 @@ def test_merging_many_sites_takes_the_coordinator_as_long_as_they_are_many() -> 
         predicted("h", *CODEC, strategy="diloco", h=50, codec=INT4, sites=n, rate_mbit=10_000.0)
         for n in (4, 400)
     )
-    assert many.coordinator_s > 20 * few.coordinator_s
     assert many.utilisation < 0.5 < few.utilisation
 
 
