@@ -68,8 +68,6 @@ class Relay(ABC):
     """Who may connect at all."""
     _patience_s = 0.0
     """For how long calls that cannot leave us are held."""
-    _answered_at = 0.0
-    """When the other side did so last; 0 if it never has."""
 
     def __init__(self, bound: socket.socket, identity: Identity, *, serves: bool) -> None:
         self._bound = bound
@@ -208,7 +206,6 @@ class Relay(ABC):
                 self._trouble(path, error, is_lost=True)
                 return reply(502, "the other side's answer was lost")
             else:
-                self._answered_at = time.monotonic()
                 if answer.status_code not in (500, 503):
                     if answer.status_code == 502:
                         self._trouble(path, None, is_lost=True)
