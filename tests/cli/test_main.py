@@ -21,7 +21,6 @@ from fedwan.config import Config, dump, from_json
 from fedwan.errors import LinkLost
 from fedwan.output.records import Recorder
 from tests.cli.conftest import Command
-from tests.trained_runs import write_run
 
 MODEL = ("params=57182660", "step_s=0.1")
 LINK = ("link.rate_mbit=100", "link.rtt_ms=100")
@@ -99,14 +98,6 @@ def test_a_damaged_byte_is_shown_as_one_and_what_cannot_be_read_is_named(
     assert (code, out, err) == (2, "", f"fedwan: {tmp_path}/metrics.jsonl: Is a directory\n")
 
 
-def test_what_lies_below_a_file_is_told_in_a_line(fedwan: Command, tmp_path: Path) -> None:
-    write_run(tmp_path / "run")
-    (tmp_path / "file").write_text("")
-    path = f"{tmp_path}/file/weights"
-    code, out, err = fedwan("export", str(tmp_path / "run"), path)
-    assert (code, out, err) == (2, "", f"fedwan: {path}: Not a directory\n")
-
-
 @pytest.mark.parametrize(
     ("error", "code", "says"),
     [
@@ -169,13 +160,3 @@ def test_what_a_run_would_be_resolved_to_is_printed(fedwan: Command, tmp_path: P
     # Each fault has a line of its own.
     code, _, err = fedwan("config", "stepz=5", "link.rtt=3")
     assert code == 2 and [line[:20] for line in err.splitlines()] == ["fedwan: unknown key "] * 2
-
-
-def test_a_command_that_is_not_at_the_site_is_told_before_anything_starts(
-    fedwan: Command, tmp_path: Path
-) -> None:
-    path = tmp_path / "site.yaml"
-    path.write_text("site: s1\nidentity: s1\ndoor: a:1\ndir: here\ncommand: python nothere.py\n")
-    code, out, err = fedwan("site", str(path))
-    assert (code, out) == (2, "") and "there is no 'nothere.py' in" in err
-    assert not (tmp_path / "here").exists()

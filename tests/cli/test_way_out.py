@@ -68,8 +68,6 @@ def test_a_new_project_bears_its_folders_name_and_its_own_test_passes(
 
 def test_verify_tells_what_it_found_or_the_first_bad_line(tmp_path: Path, fedwan: Command) -> None:
     path, found = tmp_path / JOURNAL, tmp_path / "found.json"
-    code, _, err = fedwan("verify", str(tmp_path))
-    assert code == 2 and "holds no run" in err
     (tmp_path / "config.yaml").touch()
     code, _, err = fedwan("verify", str(tmp_path))
     assert code == 2 and "holds no journal.jsonl: the run has not begun" in err
@@ -77,11 +75,9 @@ def test_verify_tells_what_it_found_or_the_first_bad_line(tmp_path: Path, fedwan
     for version in (0, 1):
         journal.append({"event": "version", "fragment": 0, "version": version, "weights": "a"})
     journal.close()
-    path.write_text((text := path.read_text()) + '{"kind"')
     code, out, _ = fedwan("verify", str(tmp_path), "--json", str(found))
     facts = json.loads(found.read_text())
-    assert code == 0 and facts["versions"] == [1] and facts["hash"] in out
-    assert "2 version" in out and "7 bytes at the end are no whole line yet" in out
-    path.write_text(text.replace('"version":1', '"version":2'))
+    assert code == 0 and facts["versions"] == [1] and facts["hash"] in out and "2 version" in out
+    path.write_text(path.read_text().replace('"version":1', '"version":2'))
     code, out, err = fedwan("verify", str(tmp_path))
     assert (code, out) == (1, "") and f"{path} line 2: it does not" in err

@@ -17,7 +17,6 @@ import pytest
 from flwr.proto.fab_pb2 import Fab, GetFabResponse
 
 from fedwan.app import installed_app
-from fedwan.errors import ConfigError, IdentityError
 from fedwan.flower import front_door, relay
 from fedwan.flower.bundle import build_fab
 from fedwan.flower.forwarder import Forwarder
@@ -238,13 +237,6 @@ def test_superlink_away_or_in_trouble_is_503_which_flower_tries_again(
             assert client.post(url(nowhere)).status_code == 503
 
 
-def test_a_sites_identity_opens_no_door_and_a_door_has_a_port(identities: Path) -> None:
-    with pytest.raises(IdentityError, match="site's certificate"):
-        FrontDoor(identities / "s1", "127.0.0.1", 0)
-    with pytest.raises(ConfigError, match=r"door = 'coordinator\.example\.com' is no host:port"):
-        Forwarder(identities / "s1", "coordinator.example.com")
-
-
 def test_a_supernodes_call_waits_for_a_door_that_comes_later_and_no_other_leaves_the_site(
     identities: Path, superlink: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -391,29 +383,6 @@ def test_a_renewed_identity_is_shown_without_a_restart(
         time.sleep(SEEN_S)
         assert post(forwarder).status_code == 200
         assert forwarder.refusal is None
-
-
-def test_a_renewal_that_fails_for_a_moment_is_tried_again(
-    federation: pki.Authority, superlink: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(relay, "_RENEW_S", 0.05)
-    ours, load_into, loaded = federation.directory, Identity.load_into, []
-
-    def failing_once(self: Identity, context: ssl.SSLContext) -> None:
-        loaded.append(self.expires)
-        if len(loaded) == 1:
-            raise OSError("Too many open files")
-        load_into(self, context)
-
-    with (
-        open_door(ours, superlink.server_port) as door,
-        forwarding(ours / "s1", door.port) as forwarder,
-    ):
-        monkeypatch.setattr(Identity, "load_into", failing_once)
-        federation.renew("s1", days=1)
-        eventually(lambda: len(loaded) == 2)
-        assert loaded == 2 * [Identity.load(ours / "s1").expires]
-        assert post(forwarder).status_code == 200
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
