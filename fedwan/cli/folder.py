@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedwan._config_tree import leaves_of
 from fedwan.cli.arguments import resuming
-from fedwan.config import COMMAND, MASKED, Config
+from fedwan.config import COMMAND, Config
 from fedwan.errors import ConfigError
 from fedwan.flower.processes import only_one
 from fedwan.output.board import read_run
@@ -44,9 +44,7 @@ def choose_folder(default: Path, words: Sequence[str], *, resume: bool) -> Path:
     return next((folder for folder in reversed(folders) if holds_run(folder)), default)
 
 
-def load_config(
-    path: Path | None, words: Sequence[str], *, resume: bool, from_version: int | None = None
-) -> Config:
+def load_config(path: Path | None, words: Sequence[str], *, resume: bool) -> Config:
     """The resolved configuration of a run that is about to start, its `out` absolute.
 
     When a run goes on, `path` may be the `config.yaml` in its folder, wherever that has moved to;
@@ -72,24 +70,17 @@ def load_config(
     if resume and not is_done:
         from fedwan.coordinator.model import newest_whole
 
-        _check_changes(config, goes_back=from_version is not None)
+        _check_changes(config)
         newest_whole(out / "checkpoint")  # what is damaged is told before anything starts
-    if not resume and from_version is not None:
-        raise ConfigError(f"--from-version={from_version} is for a run that goes on; add --resume")
     if not resume and holds_run(out):
         raise ConfigError(
             f"out = {config.out!r} holds a run already; "
             f"go on with it: {resuming(out)}, or choose another out="
         )
-    if from_version is not None and config.codec.up in MASKED:
-        raise ConfigError(
-            f"--from-version={from_version}: no version is summed twice under masks; begin a new "
-            "run with init.NETWORK=FILE, which `fedwan export` writes"
-        )
     return config
 
 
-def _check_changes(asked: Config, *, goes_back: bool) -> None:
+def _check_changes(asked: Config) -> None:
     """Refuse what a run cannot change on its way.
 
     Of a script's run what is 0 or empty, but for its seed, is open until its networks are known.
@@ -105,7 +96,7 @@ def _check_changes(asked: Config, *, goes_back: bool) -> None:
         if value != before.get(key) and {key, key.split(".")[0]} & FIXED
         if value or key == "seed" or not (value is None or is_script)
     ]
-    if 0 < asked.steps < board.step and not goes_back:
+    if 0 < asked.steps < board.step:
         faults.append(
             f"steps = {asked.steps}, and the run in {asked.out!r} has taken {board.step}; leave it "
             "out, or give more"

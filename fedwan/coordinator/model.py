@@ -11,7 +11,6 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,26 +63,6 @@ def newest_whole(folder: Path) -> tuple[Path, str]:
             raise error from None
         return previous, f"{error}; the one before it takes its place"
     return newest, ""
-
-
-def go_back(folder: Path, version: int) -> None:
-    """Have a run go on from one of the checkpoints that are kept; what came after it is gone.
-
-    Raises:
-        ConfigError: none is of this version.
-    """
-    kept: dict[int, Path] = {}
-    for path in (folder / PREVIOUS, folder / CHECKPOINT):
-        with suppress(CheckpointError):
-            check_tensors(path)
-            kept[min(read_tensors_meta(path)["versions"])] = path
-    if version not in kept:
-        raise ConfigError(
-            f"--from-version={version} is not kept; kept are {', '.join(map(str, kept))}, and "
-            "checkpoint.every=N makes one every N rounds"
-        )
-    if kept[version].name == PREVIOUS:
-        os.replace(kept[version], folder / CHECKPOINT)
 
 
 def find_checkpoint(folder: Path) -> tuple[dict[str, Any], str]:

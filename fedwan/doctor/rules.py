@@ -140,11 +140,10 @@ def learning_rate(chart: Chart, site: str, network: str) -> Told:
 
 @_rule(SITE_RULES, "stale")
 def stale(chart: Chart, site: str, _: str) -> Told:
-    """A site that trains from old weights, or whose contributions come late.
+    """A site that trains from old weights.
 
-    The former asks to undo the updates since then, in every network and more than others do, who
-    too turn back where one site led astray. Who merely has other data does so in one network at
-    most.
+    It asks to undo the updates since then, in every network and more than others do, who too turn
+    back where one site led astray. Who merely has other data does so in one network at most.
     """
     names = [f"backward/{network}" for network in chart.names(site, "backward")]
     pairs = [chart.both(site, name, _ROUNDS) for name in names]
@@ -158,13 +157,7 @@ def stale(chart: Chart, site: str, _: str) -> Told:
             f"see in {site}'s log whether it takes updates over, and start it again: it then "
             "takes the present weights",
         )
-    late, theirs = chart.both(site, "staleness", _ROUNDS)
-    if late is None or theirs is None or late < theirs + 2:
-        return None
-    return (
-        f"its contributions come {late:.0f} versions late, the other sites' {theirs:.0f}",
-        f"run `fedwan doctor link` at {site}; or let it take fewer steps (round.least_steps)",
-    )
+    return None
 
 
 @_rule(SITE_RULES, "memorising", "memory")

@@ -46,12 +46,11 @@ def serve_coordinator(
     identity: Path,
     *,
     resume: bool = False,
-    from_version: int | None = None,
     stop: threading.Event | None = None,
 ) -> None:
     """Run one run's coordinator until the run is over; `RunStopped` if `stop` was set before.
 
-    With `resume` it goes on from its last checkpoint, or from that of `from_version`.
+    With `resume` it goes on from its last checkpoint.
     """
     stop = stop or threading.Event()
     for key in ("listen", "door"):
@@ -63,15 +62,13 @@ def serve_coordinator(
             )
     with (
         processes.serving(Path(config.out), "out", "coordinator.log", stop),
-        coordinating(config, identity, resume=resume, from_version=from_version) as coordinator,
+        coordinating(config, identity, resume=resume) as coordinator,
     ):
         coordinator.run(stop)
 
 
 @contextmanager
-def coordinating(
-    config: Config, identity: Path, *, resume: bool, from_version: int | None
-) -> Iterator[Coordinator]:
+def coordinating(config: Config, identity: Path, *, resume: bool) -> Iterator[Coordinator]:
     """A run's services while the block runs; its folder is held by who calls.
 
     SuperLink, Flower's server, listens in the clear on loopback because its Control API has no
@@ -83,10 +80,6 @@ def coordinating(
     Status.end_orphan(serverapp_files(out)[1])
     # The ServerApp will listen there, seconds from now: say at once if it cannot.
     processes.listen(*host_and_port(config.link.listen), "the data plane", "link.listen").close()
-    if from_version is not None:
-        from fedwan.coordinator.model import go_back  # needs torch
-
-        go_back(out / "checkpoint", from_version)
     with (
         closing(FrontDoor(identity, *host_and_port(config.link.door), config.sites)) as door,
         private_port.listen() as listener,
@@ -177,7 +170,6 @@ def run_local(
     *,
     command: Sequence[str] = (),
     resume: bool = False,
-    from_version: int | None = None,
     stop: threading.Event | None = None,
 ) -> None:
     """Run a coordinator and all its sites on this machine until the run is over.
@@ -196,9 +188,7 @@ def run_local(
             pki.federation(out / "pki", [HOST], site_names(config))
         # Left in reverse: first the sites, which say goodbye through the door, then SuperLink.
         with (
-            coordinating(
-                config, out / "pki" / "coordinator", resume=resume, from_version=from_version
-            ) as coordinator,
+            coordinating(config, out / "pki" / "coordinator", resume=resume) as coordinator,
             _site_services(out / "pki", folders, coordinator.door.port, command) as sites,
         ):
             paths = [clientapp_files(folder)[1] for folder in folders]

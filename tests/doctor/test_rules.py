@@ -28,10 +28,6 @@ def backward(**values: float) -> Bend:
     return lambda record: replace(record, backward={**record.backward, **values})
 
 
-def late(versions: int) -> Bend:
-    return lambda record: replace(record, staleness=versions)
-
-
 def both(*bends: Bend) -> Bend:
     def bend(record: RoundRecord) -> RoundRecord:
         for one in bends:
@@ -69,7 +65,6 @@ CASES: dict[str, tuple[Bend, str, str | None, str]] = {
         backward(discriminator=0.5, generator=0.6),
         *("stale", None, "ask to undo the last updates (cosine 0.50 or more"),
     ),
-    "late": (late(3), "stale", None, "come 3 versions late, the other sites' 0"),
     "memory": (
         both(figures(memory_discriminator=0.9), scaled("generator", loss=2.5)),
         *("memorising", "discriminator", "in 90% of the cases (elsewhere 52%)"),
@@ -132,7 +127,7 @@ def test_sites_that_send_the_same_are_told_so() -> None:
 
 
 def test_two_sites_are_compared_in_nothing() -> None:
-    bends = [CASES[name][0] for name in ("fast", "bytes", "loss", "norm", "late")]
+    bends = [CASES[name][0] for name in ("fast", "bytes", "loss", "norm")]
     for bend in bends:
         assert told(at("s1", bend), sites=SITES[:2]) == []
 
