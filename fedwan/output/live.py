@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,9 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fedwan.config import Config, load
+from fedwan.errors import ConfigError
 from fedwan.output.board import Board
 from fedwan.output.journal import JOURNAL
-from fedwan.output.records import METRICS, NOT_A_RECORD, Record, to_record
+from fedwan.output.records import METRICS, read_records
 from fedwan.output.units import (
     bytes_text,
     duration_text,
@@ -41,11 +40,8 @@ class Follower:
     def __init__(self, out: Path, config: Config) -> None:
         self._out = out
         self._began, self._since = time.monotonic(), time.time()
-        self._start(config)
-
-    def _start(self, config: Config) -> None:
-        self._seen: dict[str, tuple[int, int]] = {}
-        """Of each file, its inode and how much of it was taken."""
+        self._sizes: list[int] = []
+        self._due_s = 0.0
         self.board = Board(config, self._since)
 
     @property
@@ -53,35 +49,19 @@ class Follower:
         """Since the watch began."""
         return time.monotonic() - self._began
 
-    def poll(self) -> None:
-        """Take the whole lines that are new.
-
-        A file that was replaced, as by a run that is resumed, starts the board afresh.
-        """
+    def poll(self, *, is_last: bool = False) -> None:
+        """Read the run's files again if they have changed, a fiftieth of the time at most."""
         paths = [path for name in (METRICS, JOURNAL) if (path := self._out / name).exists()]
-        for path in paths:
-            inode, taken = self._seen.get(path.name, (path.stat().st_ino, 0))
-            if path.stat().st_ino != inode or path.stat().st_size < taken:
-                self._start(self.board.config)
-        lines = [line for path in paths for line in self._new_lines(path)]
-        records: list[Record] = []
-        for line in lines:
-            with suppress(*NOT_A_RECORD):  # a live view must not end for that
-                if record := to_record(json.loads(line)):
-                    records.append(record)
-        for record in sorted(records, key=lambda record: record.t):
-            if getattr(record, "event", "") == "agreed":  # their script's steps are known now
-                self.board.config = load(self._out / "config.yaml")
-            self.board.take(record)
-
-    def _new_lines(self, path: Path) -> list[bytes]:
-        with path.open("rb") as file:
-            inode, taken = self._seen.get(path.name, (os.fstat(file.fileno()).st_ino, 0))
-            file.seek(taken)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._seen[path.name] = (inode, taken + len(whole))
-        return whole.splitlines()
+        sizes, begun_s = [path.stat().st_size for path in paths], self.elapsed_s
+        if sizes == self._sizes or begun_s < self._due_s and not is_last:
+            return
+        with suppress(ConfigError):  # damage must not end a live view
+            path = self._out / "config.yaml"  # a script's steps are known once sites agree
+            board = Board(load(path) if path.exists() else self.board.config, self._since)
+            for record in read_records(self._out):
+                board.take(record)
+            self.board, self._sizes = board, sizes
+        self._due_s = self.elapsed_s + 50 * (self.elapsed_s - begun_s)
 
 
 def watch(out: Path, config: Config, is_running: Callable[[], bool], console: Console) -> None:
@@ -94,7 +74,7 @@ def watch(out: Path, config: Config, is_running: Callable[[], bool], console: Co
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while goes_on:
             goes_on = is_running()
-            follower.poll()
+            follower.poll(is_last=not goes_on)
             board, elapsed_s = follower.board, follower.elapsed_s
             new = {(e.t, e.text): f"{e.event}: {e.text}" for e in board.news}
             said = [text for key, text in new.items() if key not in told]

@@ -9,8 +9,7 @@ beside sending.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -51,31 +50,30 @@ _TABLE = {
 CODECS = {name: Speed(4e-6 / up, 4e-6 / add, left) for name, (up, add, left) in _TABLE.items()}
 _LOGGED_VALUES = 57_182_660
 """Of the model whose times docs/log.md has."""
+_CHECK_S = 0.040 / _LOGGED_VALUES
+"""To check a value of a contribution: layout, checksum, finite."""
+_OUTER_S = (0.105 + 0.043 + 0.015) / _LOGGED_VALUES
+"""Outer step, commit and moving average, once a round."""
+_COPY_S = 0.3e-9
+"""To copy or blend a value that is in memory: 12 bytes at 40 GB/s."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds per value; a codec that is missing costs as much as the slowest."""
+    """What is not the same for all settings."""
 
-    codecs: Mapping[str, Speed] = field(default_factory=lambda: CODECS)
-    check_s: float = 0.040 / _LOGGED_VALUES
-    """To check a contribution: layout, checksum, all values finite."""
-    outer_s: float = (0.105 + 0.043 + 0.015) / _LOGGED_VALUES
-    """Outer step, commit and moving average, once a round."""
-    copy_s: float = 0.3e-9
-    """To copy or blend a value that is in memory: 12 bytes at 40 GB/s."""
     stands_for: float = 1.0
     """Sites for which each simulated one stands: all are merged."""
     packs: bool = True
 
     def left(self, codec: str) -> float:
         """Share of a codec's bytes that travels."""
-        return self.speed(codec).packed if self.packs else 1.0
+        return speed(codec).packed if self.packs else 1.0
 
-    def speed(self, codec: str) -> Speed:
-        """Of a codec."""
-        slowest = Speed(*map(max, zip(*self.codecs.values(), strict=True)))
-        return self.codecs.get(codec, slowest)
+
+def speed(codec: str) -> Speed:
+    """Of a codec; as slow as the slowest if it is not in the table."""
+    return CODECS.get(codec, Speed(*map(max, zip(*CODECS.values(), strict=True))))
 
 
 class Load(NamedTuple):
@@ -106,19 +104,19 @@ def load_of(strategy: Strategy, fragment: Fragment, costs: Costs) -> Load:
     """Of a fragment."""
     layout, part = fragment.layout, strategy.part(fragment, 0).layout
     count, own = (sum(spec.num_values for spec in specs.values()) for specs in (layout, part))
-    up, down = costs.speed(strategy.up.name), costs.speed(strategy.down.name)
+    up, down = speed(strategy.up.name), speed(strategy.down.name)
     # A lossy update is decoded by the coordinator too, which moves by what the sites will.
     followed_s = 0.0 if strategy.down.is_exact else down.add_s
     return Load(
         up_bytes=math.ceil(strategy.up.payload_bytes(part) * costs.left(strategy.up.name)),
         down_bytes=math.ceil(strategy.down.payload_bytes(layout) * costs.left(strategy.down.name)),
         encode_s=own * up.encode_s,
-        hold_s=own * costs.copy_s if strategy.overlap.tau else 0.0,
+        hold_s=own * _COPY_S if strategy.overlap.tau else 0.0,
         apply_s=count * down.add_s,
-        land_s=count * costs.copy_s,
-        check_s=own * costs.check_s,
+        land_s=count * _COPY_S,
+        check_s=own * _CHECK_S,
         merge_s=own * up.add_s * costs.stands_for,
-        commit_s=count * (costs.outer_s + down.encode_s + followed_s),
+        commit_s=count * (_OUTER_S + down.encode_s + followed_s),
     )
 
 

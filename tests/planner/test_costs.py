@@ -12,7 +12,7 @@ from fedwan.config import Config, DataConfig, NetworkConfig
 from fedwan.errors import ConfigError
 from fedwan.fragments import whole
 from fedwan.planner import costs
-from fedwan.planner.costs import Costs, global_bytes, load_of
+from fedwan.planner.costs import Costs, global_bytes, load_of, speed
 from fedwan.recipes import travelling
 from tests.planner.models import LAYOUT, strategy_of
 
@@ -20,7 +20,7 @@ WHOLE = whole(LAYOUT)[0]
 
 
 def test_bytes_are_the_codecs_own_payloads_less_what_packing_saves() -> None:
-    assert Costs().speed("new") == Costs().speed("topk2")  # as slow as the slowest
+    assert speed("new") == speed("topk2")  # as slow as the slowest
     for codec, share in (("int4", 0.845), ("bf16", 0.777), ("fp32", 0.924)):
         strategy = strategy_of("diloco", 2, 20, codec)
         packed, raw = (load_of(strategy, WHOLE, Costs(packs=packs)) for packs in (True, False))
