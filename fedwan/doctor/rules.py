@@ -105,8 +105,6 @@ def pixel_range(chart: Chart, site: str, _: str) -> Told:
     high, their_high = chart.both(site, "x/high", _ROUNDS)
     if low is None or high is None or their_low is None or their_high is None:
         return None
-    if low > high or their_low > their_high:
-        return None
     peak, their_peak = max(-low, high) or 1.0, max(-their_low, their_high) or 1.0
     ratios = [(peak / their_peak) ** 0.5]
     if chart.past(site, "x/smooth"):

@@ -143,17 +143,14 @@ def test_a_cause_is_told_instead_of_what_follows_from_it() -> None:
     assert [f.kind for f in told(at("s2", everything))] == ["small_shard"]
 
 
+def test_losses_that_grow_everywhere_are_the_runs() -> None:
+    (finding,) = told(lambda r: scaled("generator", loss=3.0 ** max(0, r.version - 5))(r), 12)
+    assert (finding.kind, finding.site, finding.network) == ("diverging", None, "generator")
+
+
 def by_round(name: str, value: Callable[[int], float]) -> Bend:
     """A figure of every site, by version."""
     return lambda record: figures(**{name: value(record.version)})(record)
-
-
-def test_losses_that_grow_everywhere_are_the_runs() -> None:
-    def bend(record: RoundRecord) -> RoundRecord:
-        return scaled("generator", loss=3.0 ** max(0, record.version - 5))(record)
-
-    (finding,) = told(bend, rounds=12)
-    assert (finding.kind, finding.site, finding.network) == ("diverging", None, "generator")
 
 
 def test_a_loss_below_what_another_sites_began_with_has_not_diverged() -> None:
@@ -227,14 +224,3 @@ def test_figures_that_are_unknown_or_odd_do_no_harm() -> None:
 
     told(bend)
     told(at("s1", bend))
-
-
-@pytest.mark.parametrize("sites", [SITES[:1], SITES[:3]])
-def test_a_range_that_ends_before_it_begins_is_none(
-    sites: tuple[str, ...], caplog: pytest.LogCaptureFixture
-) -> None:
-    def bend(record: RoundRecord) -> RoundRecord:
-        low, high = (5.0, -5.0) if record.site in sites else (-1.0, 1.0)
-        return figures(x_low=low, x_high=high)(_without_smoothness(record))
-
-    assert told(bend) == [] and not caplog.records

@@ -13,7 +13,7 @@ from fedwan.config import load
 from fedwan.output.outputs import Outputs, _run_id, metrics_of
 from fedwan.output.records import EventRecord, RoundRecord, read_records
 from fedwan.output.summary import read_summary
-from tests.output.runs import FakeTotals, make_config, quality_row, record_of, round_row, write_run
+from tests.output.runs import TOTALS, make_config, quality_row, record_of, round_row, write_run
 
 
 def test_a_finished_run_leaves_everything_that_is_promised(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_finished_run_leaves_everything_that_is_promised(tmp_path: Path) -> No
     assert (summary.compute_s, summary.wait_s, summary.utilisation) == (4.0, 1.0, 0.8)
     assert (summary.bytes_up, summary.bytes_down) == (4000, 4100)
     assert (summary.rounds, summary.contributions, summary.rejoins) == (2, 4, 1)
-    assert summary.quality == FakeTotals().quality
+    assert summary.quality == TOTALS.quality
     assert summary.global_sha256 == "ab" * 32
 
 
