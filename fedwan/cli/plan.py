@@ -20,7 +20,7 @@ from fedwan.uses import Faults
 
 if TYPE_CHECKING:
     from fedwan.planner.candidates import Question
-    from fedwan.planner.links import WireLink
+    from fedwan.planner.costs import WireLink
 
 WITHOUT_WORKLOAD = (
     "params step_s usd_per_gb strategy sites steps h codec.up codec.down stream.fragments "
@@ -79,9 +79,8 @@ def plan(
     # Imported late, so that a wrong word is told at once.
     from fedwan.link.measure import read_measurement
     from fedwan.planner.candidates import candidates
-    from fedwan.planner.links import measured_link, modelled_link
-    from fedwan.planner.predict import predict
-    from fedwan.planner.recommend import rank, row_of, table_lines, why, words_of
+    from fedwan.planner.costs import measured_link, modelled_link
+    from fedwan.planner.predict import predict, rank, row_of, table_lines, why, words_of
 
     found_link = measured_link(read_measurement(link)) if link else modelled_link(config.link)
     question = _ask(path, config, named, found_link)

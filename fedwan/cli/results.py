@@ -35,20 +35,8 @@ def verify(run: RunFolder, json_path: JsonPath = None) -> None:
 
     found = walk(run)
     write_option(json_path, json.dumps(found, indent=2) + "\n")
-    versions, saved = (" ".join(map(str, found[name] or ())) for name in ("versions", "checkpoint"))
-    merged = f"from {found['contributions']} contributions, none merged twice"
-    events = (f"{count} {event}" for event, count in sorted(found["events"].items()))
-    rows = {
-        "journal": f"{found['lines']} lines, each follows on the last; hash {found['hash']}",
-        "versions": f"{versions or 'none'}, {merged}",
-        "events": ", ".join(events),
-        "checkpoint": f"{saved}, with the weights that the journal tells of" if saved else "none",
-        "end": "the run is done" if found["is_done"] else "the run is not done",
-    }
-    if found["torn_bytes"]:
-        rows["note"] = f"{found['torn_bytes']} bytes at the end are no whole line yet"
-    for name, text in rows.items():
-        typer.echo(f"{name:<10}  {text}")
+    for name, value in found.items():
+        typer.echo(f"{name:<13}  {value}")
 
 
 def sample(

@@ -17,8 +17,7 @@ from fedwan.app import load_strategy, strategy_names
 from fedwan.config import CODECS as NAMED
 from fedwan.config import CodecConfig, Config, StreamConfig
 from fedwan.errors import ConfigError
-from fedwan.planner.costs import Costs
-from fedwan.planner.links import WireLink
+from fedwan.planner.costs import Costs, WireLink
 from fedwan.recipes import resolve_strategy
 from fedwan.state import Layout, Role, TensorSpec
 from fedwan.strategy import Strategy

@@ -1,4 +1,4 @@
-"""What steps, coding, merging and copying take, and what a fragment weighs on the wire.
+"""What steps, coding, merging and copying take, what a fragment weighs, and how long bytes take.
 
 Defaults are one core of the machine of docs/results.md: `benchmarks/codecs.py` for the codecs,
 docs/log.md ("codecs in plain torch") for the rest. Where a workload is given its steps are timed on
@@ -15,9 +15,13 @@ from typing import NamedTuple
 import torch
 
 from fedwan.codecs import fp32
-from fedwan.config import Config, site_names
+from fedwan.config import Config, LinkConfig, site_names
 from fedwan.errors import ConfigError
 from fedwan.fragments import Fragment, whole
+from fedwan.link.framing import FAST
+from fedwan.link.measure import Measurement, Way
+from fedwan.link.rpc import num_channels
+from fedwan.link.tcp import MSS_BYTES, flow_mbit
 from fedwan.models.experts import train_own
 from fedwan.rng import NamedGenerators
 from fedwan.site.joining import choose_device
@@ -28,6 +32,15 @@ from fedwan.workloads.base import Workload, keep_local
 
 BUDGET_S = 2.0
 """That steps are timed for."""
+PACKET_BYTES = 1500
+ACK_BYTES = 52
+ACK_SHARE = 1 / (1 + ACK_BYTES / (2 * PACKET_BYTES))
+"""What is left of a direction while the other one is as busy."""
+OVERSHOOT = 0.04
+"""Of what bbr sends without a pace, what is lost at the queue; 0.02 to 0.06 were seen."""
+PROBE_EVERY_S = 10.0
+"""bbr empties the link to see the round trip, for `PROBE_S` or a round trip, and refills it."""
+PROBE_S = 0.2
 
 
 class Speed(NamedTuple):
@@ -140,3 +153,52 @@ def step_seconds(config: Config, workload: Workload) -> float:
         num_threads=torch.get_num_threads(),
     )
     return timer.blocked_autorange(min_run_time=BUDGET_S).median
+
+
+class Pipe(NamedTuple):
+    """One direction of a link: its rate for payloads, once TCP has found it, and round trip."""
+
+    bytes_per_s: float
+    rtt_s: float
+
+    def transfer_s(self, num_bytes: float) -> float:
+        """Seconds from the first byte that leaves to the last."""
+        return num_bytes / self.bytes_per_s
+
+
+class WireLink(NamedTuple):
+    """Both directions, each with a line of its own."""
+
+    up: Pipe
+    down: Pipe
+
+    def packs(self) -> bool:
+        """Whether payloads are packed on it."""
+        return min(self.up.bytes_per_s, self.down.bytes_per_s) < FAST
+
+
+def modelled_link(link: LinkConfig) -> WireLink:
+    """The link that a configuration describes, alike both ways."""
+    rtt_s = link.rtt_ms / 1e3
+    is_bbr = link.congestion in ("auto", "bbr")
+    rate, pace = link.rate_mbit or math.inf, link.pace_mbit or math.inf
+    mbit = min(rate, pace) * MSS_BYTES / PACKET_BYTES * ACK_SHARE
+    if is_bbr:
+        mbit *= 1 - link.loss
+        mbit *= 1 - (max(PROBE_S, rtt_s) + rtt_s) / PROBE_EVERY_S
+        mbit *= 1.0 if pace < rate else 1 - OVERSHOOT
+    else:
+        channels = num_channels(is_bbr, bool(link.pace_mbit))
+        mbit = min(mbit, channels * flow_mbit("cubic", link.rtt_ms, link.loss))
+    pipe = Pipe(max(mbit, 1e-6) * 1e6 / 8, rtt_s)
+    return WireLink(pipe, pipe)
+
+
+def measured_link(found: Measurement) -> WireLink:
+    """The link that `fedwan doctor link` measured: goodput is what it saw, theory has no say."""
+
+    def pipe(way: Way) -> Pipe:
+        bytes_per_s = max(way.mbit, 1e-3) * ACK_SHARE * 1e6 / 8
+        return Pipe(bytes_per_s, found.rtt_ms / 1e3)
+
+    return WireLink(pipe(found.up), pipe(found.down))

@@ -1,7 +1,8 @@
-"""Utilisation, bytes, time and cost of a setting: a few rounds of it in virtual time.
+"""Utilisation, bytes, time and cost of a setting, and which to take (docs/plan.md).
 
-What is told is the middle of a long run: the first rounds, in which the lines fill up, and the last
-one, where nothing overlaps, are left out, as in `benchmarks/timed.py`.
+A setting is played for a few rounds in virtual time. What is told is the middle of a long run: the
+first rounds, in which the lines fill up, and the last one, where nothing overlaps, are left out, as
+in `benchmarks/timed.py`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import copy
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from fedwan.output.units import aligned, bytes_text, duration_text
 from fedwan.planner.candidates import Candidate, Question, candidate
 from fedwan.planner.costs import global_bytes
 from fedwan.planner.virtual import Course, VirtualRun
@@ -24,6 +28,11 @@ TAU_SHARES = (0.25, 0.5, 0.8)
 """Of H, as τ to choose from, besides 5 (which Streaming DiLoCo found safe) and H - 1."""
 AS_GOOD = 0.005
 """Utilisation that a shorter τ may cost."""
+ENOUGH = 0.95
+MOST_H = 50
+MOST_CORRECTED_H = 20
+_UNTRUSTED = "*"
+"""Behind the codec of a setting whose quality was not shown, and before the line that says so."""
 
 
 @dataclass(frozen=True)
@@ -100,3 +109,116 @@ def _course(chosen: Candidate, question: Question, cache: dict[object, Course]) 
             few, question.layout, count, ROUNDS * few.h, question.step_s, question.link, costs
         ).play()
     return cache[key]
+
+
+def rank(predictions: Sequence[Prediction], question: Question) -> list[Prediction]:
+    """Best first; without those that would stop, or whose H is larger than it must be."""
+    least_h: dict[tuple[str, str], int] = {}  # that is enough, by strategy and codecs
+    for p in sorted(predictions, key=lambda p: p.candidate.strategy.h):
+        if p.utilisation >= ENOUGH and "h" not in question.named:
+            least_h.setdefault(p.family, p.candidate.strategy.h)
+    running = (p for p in predictions if not p.stopped)
+    kept = (p for p in running if p.candidate.strategy.h <= least_h.get(p.family, math.inf))
+    return sorted(kept, key=lambda p: _order(p, question))
+
+
+def _order(prediction: Prediction, question: Question) -> tuple[object, ...]:
+    strategy, outer = prediction.candidate.strategy, prediction.candidate.config.outer
+    is_enough = prediction.utilisation >= ENOUGH
+    return (
+        not is_enough,
+        not _doubts(prediction) <= question.named,
+        prediction.bytes_per_step if is_enough else -round(prediction.utilisation, 4),
+        *(strategy.overlap.tau, prediction.bytes_per_step),
+        # Where nothing else decides: blending updates in was tried more, so were outer optimisers.
+        bool(strategy.hook and strategy.overlap.tau),
+        not any(step.momentum for step in outer.values()),
+    )
+
+
+def _doubts(prediction: Prediction) -> set[str]:
+    """Keys whose values have not shown their quality with this strategy."""
+    strategy = prediction.candidate.strategy
+    corrects = strategy.hook is not None and not strategy.overlap.tau
+    doubts = {"codec.up"} if strategy.up.has_feedback and not corrects else set()
+    return doubts | ({"h"} if strategy.h > (MOST_CORRECTED_H if corrects else MOST_H) else set())
+
+
+def why(ranked: Sequence[Prediction]) -> str:
+    """The sentence that recommends the first of them."""
+    best = ranked[0]
+    take, known = f"take {_setting(best)}", "known to train well "
+    if _doubts(best):
+        take, known = f"if its quality holds (see docs/plan.md), {take}", ""
+    if best.utilisation >= ENOUGH:
+        return (
+            f"{take}: its sites compute {best.utilisation:.1%} of the time, and of the settings "
+            f"{known}that come to {ENOUGH:.0%} it sends the fewest bytes, "
+            f"{bytes_text(best.bytes_per_step)} a step and site"
+        )
+    return (
+        f"{take}: no setting {known}has its sites compute {ENOUGH:.0%} of the time, and with it "
+        f"they come nearest, {best.utilisation:.1%}"
+    )
+
+
+def _setting(prediction: Prediction) -> str:
+    candidate = prediction.candidate
+    text = f"{candidate.config.strategy}, {candidate.codec}, H = {candidate.strategy.h}"
+    if tau := candidate.strategy.overlap.tau:
+        text += f", {candidate.num_fragments} fragments, τ = {tau}"
+    return text
+
+
+def words_of(best: Prediction) -> str:
+    """What settles it on the command line of a run."""
+    candidate, strategy = best.candidate, best.candidate.strategy
+    words = [f"strategy={candidate.config.strategy}", f"h={strategy.h}"]
+    words += [f"codec.up={strategy.up.name}", f"codec.down={strategy.down.name}"]
+    if strategy.overlap.tau:
+        words += [f"stream.fragments={candidate.num_fragments}"]
+        words += [f"stream.tau={strategy.overlap.tau}"]
+    return " ".join(words)
+
+
+def row_of(prediction: Prediction, question: Question) -> dict[str, Any]:
+    """One setting for JSON; `usd` is None where no price was given."""
+    candidate, price = prediction.candidate, question.usd_per_gb
+    return {
+        "strategy": candidate.config.strategy,
+        "h": candidate.strategy.h,
+        "codec": candidate.codec,
+        "fragments": candidate.num_fragments,
+        "tau": candidate.strategy.overlap.tau,
+        "utilisation": round(prediction.utilisation, 4),
+        "bytes_per_step": round(prediction.bytes_per_step),
+        "wall_s": round(prediction.wall_s, 1),
+        "usd": round(prediction.num_bytes / 1e9 * price, 2) if price else None,
+        "is_shown": not _doubts(prediction),
+    }
+
+
+def table_lines(predictions: Sequence[Prediction], question: Question, most: int = 0) -> list[str]:
+    """A header and a line per setting, at most so many if `most` says; alike ones share a line."""
+    head = ["strategy", "codec", "H", "fragments", "τ", "computing", "bytes/site/hour", "time"]
+    names: dict[tuple[str, ...], list[str]] = {}
+    for prediction in predictions:
+        cells = tuple(_cells(prediction, question))
+        names.setdefault(cells, []).append(prediction.candidate.config.strategy)
+    found = [[", ".join(strategies), *cells] for cells, strategies in names.items()]
+    rows = [head + (["cost"] if question.usd_per_gb else []), *found[: most or None]]
+    lines = aligned(rows, left=2)
+    if any(_UNTRUSTED in row[1] for row in rows):
+        lines.append(f"{_UNTRUSTED} not yet shown to keep the quality: see docs/plan.md")
+    if len(found) >= len(rows):
+        lines.append(f"{len(found) - len(rows) + 1} more: --all")
+    return lines
+
+
+def _cells(prediction: Prediction, question: Question) -> list[str]:
+    row = row_of(prediction, question)
+    hourly = prediction.bytes_per_step / question.step_s * prediction.utilisation * 3600
+    codec = row["codec"] + ("" if row["is_shown"] else _UNTRUSTED)
+    cells = [codec, str(row["h"]), str(row["fragments"]), str(row["tau"] or "–")]
+    cells += [f"{prediction.utilisation:.1%}", bytes_text(hourly), duration_text(prediction.wall_s)]
+    return cells + ([f"${row['usd']:,.2f}"] if question.usd_per_gb else [])

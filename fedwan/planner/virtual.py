@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 from fedwan.fragments import due_step
 from fedwan.link import wire_pb2 as wire
-from fedwan.planner.costs import Costs, load_of
-from fedwan.planner.links import Pipe, WireLink
+from fedwan.planner.costs import Costs, Pipe, WireLink, load_of
 from fedwan.protocol.round import Key, Round
 from fedwan.protocol.rounds import Rounds
 from fedwan.state import Layout

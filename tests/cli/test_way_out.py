@@ -77,7 +77,7 @@ def test_verify_tells_what_it_found_or_the_first_bad_line(tmp_path: Path, fedwan
     journal.close()
     code, out, _ = fedwan("verify", str(tmp_path), "--json", str(found))
     facts = json.loads(found.read_text())
-    assert code == 0 and facts["versions"] == [1] and facts["hash"] in out and "2 version" in out
+    assert code == 0 and facts["versions"] == [1] and facts["hash"] in out and "'version': 2" in out
     path.write_text(path.read_text().replace('"version":1', '"version":2'))
     code, out, err = fedwan("verify", str(tmp_path))
     assert (code, out) == (1, "") and f"{path} line 2: it does not" in err

@@ -7,8 +7,7 @@ from typing import Any
 from fedwan.app import load_strategy
 from fedwan.config import Config, LinkConfig, StreamConfig
 from fedwan.planner.candidates import Question, synthetic_layout
-from fedwan.planner.costs import Costs
-from fedwan.planner.links import Pipe, WireLink, modelled_link
+from fedwan.planner.costs import Costs, Pipe, WireLink, modelled_link
 from fedwan.planner.virtual import Course, VirtualRun
 from fedwan.recipes import resolve_strategy
 from fedwan.state import Layout

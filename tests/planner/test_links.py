@@ -12,7 +12,7 @@ from fedwan.config import LinkConfig
 from fedwan.errors import ConfigError
 from fedwan.link.measure import Measurement, Way, read_measurement
 from fedwan.link.tcp import TcpSettings, flow_mbit
-from fedwan.planner.links import measured_link, modelled_link
+from fedwan.planner.costs import measured_link, modelled_link
 
 
 def mbit(**settings: object) -> float:

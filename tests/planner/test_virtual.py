@@ -8,7 +8,7 @@ import pytest
 
 from fedwan.config import LinkConfig
 from fedwan.planner.candidates import synthetic_layout
-from fedwan.planner.links import modelled_link
+from fedwan.planner.costs import modelled_link
 from fedwan.state import layout_of
 from strategies import sync
 from tests.planner.models import course, strategy_of
