@@ -7,7 +7,7 @@ and refuse as they do for a run. What the user has settled is kept; τ is left o
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from fedwan.planner.costs import Costs, WireLink
 from fedwan.recipes import resolve_strategy
 from fedwan.state import Layout, Role, TensorSpec
 from fedwan.strategy import Strategy
-from fedwan.workloads.base import NetworkKind
 
 ALL = "all"
 """As `strategy`: every one that the app holds."""
@@ -45,7 +44,6 @@ class Question:
 
     config: Config
     named: frozenset[str]
-    networks: Mapping[str, NetworkKind]
     layout: Layout
     step_s: float
     link: WireLink
@@ -127,7 +125,7 @@ def candidate(config: Config, question: Question) -> Candidate:
     """These settings with the rest filled in by its recipe; a `ConfigError` if they cannot run."""
     config = copy.deepcopy(config)
     recipe = load_strategy(config.strategy)
-    resolve_strategy(recipe, config, question.networks)
+    resolve_strategy(recipe, config, {NETWORK: "regression"})
     strategy: Strategy = recipe.build(config)
     return Candidate(config, strategy, len(strategy.fragments(question.layout)))
 

@@ -1,9 +1,8 @@
-"""What steps, coding, merging and copying take, what a fragment weighs, and how long bytes take.
+"""What coding, merging and copying take, what a fragment weighs, and how long bytes take.
 
-Defaults are one core of the machine of docs/results.md: `benchmarks/codecs.py` for the codecs,
-docs/log.md ("codecs in plain torch") for the rest. Where a workload is given its steps are timed on
-this machine, two seconds with the first site's shard. What packing takes is left out: it goes on
-beside sending.
+Coding is that of one core of the machine of docs/results.md (`benchmarks/codecs.py`); docs/log.md
+has the rest ("codecs in plain torch"), docs/plan.md where each constant of links comes from. What
+packing takes is left out: it goes on beside sending.
 """
 
 from __future__ import annotations
@@ -12,26 +11,16 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
 from fedwan.codecs import fp32
-from fedwan.config import Config, LinkConfig, site_names
-from fedwan.errors import ConfigError
+from fedwan.config import LinkConfig
 from fedwan.fragments import Fragment, whole
 from fedwan.link.framing import FAST
 from fedwan.link.measure import Measurement, Way
 from fedwan.link.rpc import num_channels
 from fedwan.link.tcp import MSS_BYTES, flow_mbit
-from fedwan.models.experts import train_own
-from fedwan.rng import NamedGenerators
-from fedwan.site.joining import choose_device
-from fedwan.site.recipe import open_data
 from fedwan.state import Layout
 from fedwan.strategy import Strategy
-from fedwan.workloads.base import Workload, keep_local
 
-BUDGET_S = 2.0
-"""That steps are timed for."""
 PACKET_BYTES = 1500
 ACK_BYTES = 52
 ACK_SHARE = 1 / (1 + ACK_BYTES / (2 * PACKET_BYTES))
@@ -131,28 +120,6 @@ def load_of(strategy: Strategy, fragment: Fragment, costs: Costs) -> Load:
         merge_s=own * up.add_s * costs.stands_for,
         commit_s=count * (_OUTER_S + down.encode_s + followed_s),
     )
-
-
-def step_seconds(config: Config, workload: Workload) -> float:
-    """Seconds of a step, the median of some; the workload's weights move."""
-    if hasattr(workload, "prepare"):
-        raise ConfigError(
-            f"workload {config.workload!r} encodes its data before the first step, so that none is "
-            "timed here; add step_s=SECONDS, what a step takes"
-        )
-    from torch.utils.benchmark import Timer
-
-    device = choose_device(config.device)
-    rng = NamedGenerators(config.seed, "calibration")
-    shard = open_data(config, site_names(config)[0])
-    stream = shard.loader(config.data.batch, rng["data"], device)
-    train_own(workload.networks.values(), 0, shard.count)
-    timer = Timer(
-        "step()",
-        globals={"step": lambda: workload.step(next(stream), rng, keep_local)},
-        num_threads=torch.get_num_threads(),
-    )
-    return timer.blocked_autorange(min_run_time=BUDGET_S).median
 
 
 class Pipe(NamedTuple):

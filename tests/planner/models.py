@@ -51,7 +51,6 @@ def question(named: tuple[str, ...] = (), rate_mbit: float = 100.0, **settings: 
     return Question(
         config,
         frozenset(named),
-        {"model": "regression"},
         synthetic_layout(57_182_660),
         0.1,
         modelled_link(LinkConfig(rate_mbit=rate_mbit, rtt_ms=100.0)),
