@@ -6,7 +6,6 @@ import json
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import click
@@ -20,7 +19,6 @@ from fedwan.cli.arguments import (
     RunFolder,
     Words,
     argument,
-    option,
     write_option,
 )
 from fedwan.cli.members import way_on
@@ -114,10 +112,6 @@ def link(
     address: Annotated[str, argument("HOST:PORT", "The coordinator's data plane.")],
     identity: IdentityFolder,
     words: Words = None,
-    config_path: Annotated[
-        Path | None,
-        option("--config", "CONFIG.yaml", "The run's: measure as its link section says."),
-    ] = None,
     seconds: Annotated[float, typer.Option("--seconds", help="Of a transfer each way.")] = 3.0,
     rate: Annotated[
         float, typer.Option("--rate", metavar="MBIT", help="What the path should carry, if known.")
@@ -126,13 +120,13 @@ def link(
 ) -> None:
     """Measure the link from this site to the coordinator, and say what would speed it up.
 
-    It measures as the run's file or words such as link.congestion=cubic link.pace_mbit=97 say.
+    It measures as words such as link.congestion=cubic link.pace_mbit=97 say.
 
     The coordinator must be running; up to 256 MiB go each way. A run that is going on is slowed for
     some seconds, and makes the link look slower than it is.
     """
     check_address("HOST:PORT", address)
-    settings = load(config_path, words or []).link
+    settings = load(None, words or []).link
     for name, value, least, most in (("--seconds", seconds, 0.5, 30), ("--rate", rate, 0, 1e6)):
         if not least <= value <= most:
             raise ConfigError(f"{name} = {value:g} is out of range; choose {least:g} to {most:g}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -225,17 +224,15 @@ def _run_and_watch(config: Config, services: RunServices, console: Console) -> N
     # Children end with the thread that started them, so it must live until it has ended them.
     thread = threading.Thread(target=work, name="services", daemon=True)
     with stop_on_sigterm(stop):
+        thread.start()
         try:
-            thread.start()
             # Once it is to end, what happens on the way tells nothing: the error's line does.
             watch(out, config, lambda: thread.is_alive() and not stop.is_set(), console)
             thread.join()
         except KeyboardInterrupt as interrupt:
             console.print("Ctrl-C: ending the services …")
             stop.set()
-            with suppress(KeyboardInterrupt):  # again: who waits no longer is told as much
-                if thread.ident is not None:
-                    thread.join()
+            thread.join()
             if not errors or isinstance(errors[0], RunStopped):
                 errors = [interrupt]
     if errors:

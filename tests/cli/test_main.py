@@ -17,9 +17,8 @@ from fedwan import __version__
 from fedwan._config_tree import keys_of
 from fedwan.app import load_run
 from fedwan.cli import main as main_module
-from fedwan.config import Config, dump, from_json
+from fedwan.config import Config, from_json
 from fedwan.errors import LinkLost
-from fedwan.output.records import Recorder
 from tests.cli.conftest import Command
 
 MODEL = ("params=57182660", "step_s=0.1")
@@ -76,26 +75,6 @@ def test_a_users_mistake_is_one_line_on_stderr_and_exit_code_2(
     assert err.startswith("fedwan: ") and err.count("\n") == 1
     assert says in err
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("command", ["status", "doctor", "report"])
-def test_a_damaged_byte_is_shown_as_one_and_what_cannot_be_read_is_named(
-    fedwan: Command, tmp_path: Path, command: str
-) -> None:
-    dump(Config(), tmp_path / "config.yaml")
-    recorder = Recorder(tmp_path)
-    recorder.write({"kind": "event", "event": "stopped", "site": None, "text": "no room"})
-    recorder.close()
-    journal = tmp_path / "journal.jsonl"
-    journal.write_bytes(journal.read_bytes().replace(b"room", b"ro\xffm"))
-    code, out, err = fedwan(command, str(tmp_path))
-    assert (code, err) == (0, "")
-    shown = (tmp_path / "report.html").read_text() if command == "report" else out
-    assert "no ro\ufffdm" in shown
-    (tmp_path / "metrics.jsonl").unlink()
-    (tmp_path / "metrics.jsonl").mkdir()
-    code, out, err = fedwan(command, str(tmp_path))
-    assert (code, out, err) == (2, "", f"fedwan: {tmp_path}/metrics.jsonl: Is a directory\n")
 
 
 @pytest.mark.parametrize(

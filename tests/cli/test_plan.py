@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedwan.app import load_run
 from tests.cli.conftest import Command
-from tests.planner.test_links import FOUND, asdict
+from tests.planner.test_costs import FOUND, asdict
 
 MODEL = ("params=57182660", "step_s=0.1")
 LINK = ("link.rate_mbit=100", "link.rtt_ms=100")

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,22 +28,6 @@ def finish(config: Config, stop: threading.Event) -> None:
     """Services of a run that ends well."""
     with Outputs(config, Path(config.out)) as outputs:
         write_run(outputs, finish=True)
-
-
-def test_once_a_run_has_failed_what_its_end_brings_is_not_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(config: Config, stop: threading.Event) -> None:
-        with Outputs(config, Path(config.out)) as outputs:
-            stop.set()  # as `run_local` does
-            time.sleep(1.0)
-            outputs.event("lost", "s1", "s1 is lost")
-            outputs.event("paused", None, "paused")
-            raise FedwanError("the true reason")
-
-    with pytest.raises(FedwanError, match="the true reason"):
-        start(make_config(tmp_path), fail)
-    assert "lost" not in (shown := capsys.readouterr().out) and "paused" not in shown
 
 
 def test_a_run_that_fails_says_where_it_is_and_how_to_go_on_and_a_misspelt_one_only_the_mend(
@@ -70,26 +53,6 @@ def test_a_run_that_fails_says_where_it_is_and_how_to_go_on_and_a_misspelt_one_o
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="out = '/proc/x' cannot be made: .*; choose another"):
         start(make_config(Path("/proc/x")), finish)
-
-
-def test_whoever_presses_ctrl_c_twice_is_told_how_to_go_on_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    may_end = threading.Event()
-
-    def services(config: Config, stop: threading.Event) -> None:
-        (tmp_path / "checkpoint").mkdir()
-        (tmp_path / "checkpoint" / "coordinator.safetensors").touch()
-        os.kill(os.getpid(), signal.SIGINT)
-        stop.wait(20)
-        time.sleep(0.3)
-        os.kill(os.getpid(), signal.SIGINT)
-        may_end.wait(20)
-
-    with pytest.raises(KeyboardInterrupt):
-        start(make_config(tmp_path), services)
-    may_end.set()
-    assert capsys.readouterr().out.endswith("/config.yaml --resume\n")
 
 
 def test_a_live_run_is_told_as_one_before_anything_else(tmp_path: Path, fedwan: Command) -> None:
