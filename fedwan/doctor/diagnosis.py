@@ -84,33 +84,22 @@ class Doctor:
 def diagnose(records: Iterable[Record]) -> Iterator[Finding]:
     """Findings of a run from its records, in the order in which they were told."""
     doctor = Doctor()
-    told: set[str] = set()
-    at_door: dict[str, Finding] = {}
-    here: set[str] = set()
+    of_sites: dict[str, Finding] = {}
+    """Of no interest once the site is let in again."""
     stopped, version = "", 0
     for round_, group in groupby(records, key=_round_of):
         if round_ is not None:
             version = max(version, round_[1])
             yield from doctor.take([record for record in group if isinstance(record, RoundRecord)])
             continue
-        for event in group:
-            if not isinstance(event, EventRecord):
-                continue
+        for event in (event for event in group if isinstance(event, EventRecord)):
             if event.event in ("stopped", "listening"):
                 stopped = event.text if event.event == "stopped" else ""
-                here.clear()
             if event.event in ("join", "rejoin", "back"):
-                here.add(event.site or "")
-                at_door.pop(event.site or "", None)
-            elif event.event == "lost":
-                here.discard(event.site or "")
-            if event.site and event.site not in told and (found := _of_event(event, version)):
-                if event.event == "rejected" and event.site not in here:
-                    at_door[event.site] = found  # of no interest once the site is let in
-                else:
-                    told.add(event.site)
-                    yield found
-    yield from at_door.values()
+                of_sites.pop(event.site or "", None)
+            elif event.site and (found := _of_event(event, version)):
+                of_sites.setdefault(event.site, found)
+    yield from of_sites.values()
     if stopped and stopped != STOPPED:
         yield Finding("stopped", None, None, version, stopped, "see to that")
 
