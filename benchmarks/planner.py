@@ -21,8 +21,7 @@ from benchmarks.harness.table import Row, columns_of
 from benchmarks.timed import STEP_S, Case
 from fedwan.app import load_strategy
 from fedwan.config import Config, LinkConfig, StreamConfig
-from fedwan.planner.costs import Costs
-from fedwan.planner.links import modelled_link
+from fedwan.planner.costs import Costs, modelled_link
 from fedwan.planner.virtual import VirtualRun
 from fedwan.recipes import resolve_strategy
 from fedwan.state import Layout

@@ -6,7 +6,6 @@ import json
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import click
@@ -20,14 +19,11 @@ from fedwan.cli.arguments import (
     RunFolder,
     Words,
     argument,
-    option,
     write_option,
 )
 from fedwan.cli.members import way_on
-from fedwan.config import LinkConfig, load
-from fedwan.coordinator.control import ask
-from fedwan.errors import ConfigError, UserError
-from fedwan.names import nearest
+from fedwan.config import load
+from fedwan.errors import ConfigError
 from fedwan.output.units import sites_text
 
 if TYPE_CHECKING:
@@ -35,7 +31,6 @@ if TYPE_CHECKING:
     from fedwan.link.measure import Measurement, Way
     from fedwan.output.board import Board
 
-KEYS = ("link.congestion", "link.pace_mbit")
 LEAST_ROUNDS = 3
 """Before that most rules stay silent, whatever is wrong."""
 
@@ -62,17 +57,11 @@ app = typer.Typer(
 def run(
     run_dir: RunFolder,
     json_path: JsonPath = None,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict", help="Exit with 1 if anything needs to be mended, or there is no round."
-        ),
-    ] = False,
 ) -> None:
     """Say what is wrong with a run, in which round, site and network, why, and what mends it.
 
-    Works for runs that are still going on, or were killed, too. Whatever is found, the exit code
-    is 0: it is advice.
+    Works for runs that are still going on, or were killed, too; `fedwan status` says for whom they
+    wait. Whatever is found, the exit code is 0: it is advice.
     """
     from fedwan.doctor.diagnosis import diagnose
     from fedwan.output.board import read_run
@@ -84,37 +73,14 @@ def run(
         else found
         for found in diagnose(records)
     ]
-    findings += _absence(run_dir, board)
     found = json.dumps([finding._asdict() for finding in findings], indent=2)
     write_option(json_path, f"{found}\n")
     typer.echo(f"{run_dir}: {_headline(board)}\n")
-    warnings = [finding for finding in findings if finding.is_warning]
-    if not warnings:
+    if not findings:
         early = f"too early to tell: that takes {LEAST_ROUNDS} rounds or more"
         typer.echo(early if board.version < LEAST_ROUNDS else "nothing to mend")
-    for finding in sorted(findings, key=lambda finding: not finding.is_warning):
+    for finding in findings:
         typer.echo("\n".join(_text(finding)))
-    if strict and (warnings or not board.version):
-        raise typer.Exit(1)
-
-
-def _absence(run_dir: Path, board: Board) -> Iterator[Finding]:
-    """For whom the run waits, or that it has no coordinator: no round tells of it."""
-    from fedwan.doctor.diagnosis import Finding
-
-    if board.is_done or board.stopped or not board.is_listening:
-        return
-    why, mend = "", ""
-    try:
-        if ask(run_dir, {"ask": "status"}) is None:
-            why, mend = "no coordinator runs", way_on(run_dir)
-    except UserError as error:
-        why, mend = "its coordinator does not answer", str(error)
-    if why:
-        yield Finding("stopped", None, None, board.version, why, mend)
-    elif board.waiting:
-        why, _, mend = board.waiting.partition("; ")
-        yield Finding("waiting", None, None, board.version, why, mend)
 
 
 def _headline(board: Board) -> str:
@@ -133,11 +99,10 @@ def _text(finding: Finding) -> Iterator[str]:
     site = f"site {finding.site}" if finding.site else "all sites"
     network = finding.network or "all networks"
     yield f"round {finding.version}, {site}, {network}: {finding.kind.replace('_', ' ')}"
-    mend = "mend" if finding.is_warning else "note"
     # The path in a command stays whole.
     wrapper = textwrap.TextWrapper(100, break_long_words=False, break_on_hyphens=False)
     wrapper.subsequent_indent = " " * 8
-    for name, text in (("why", finding.why), (mend, finding.mend)):
+    for name, text in (("why", finding.why), ("mend", finding.mend)):
         wrapper.initial_indent = f"  {name:<6}"
         yield from wrapper.wrap(text)
 
@@ -147,22 +112,18 @@ def link(
     address: Annotated[str, argument("HOST:PORT", "The coordinator's data plane.")],
     identity: IdentityFolder,
     words: Words = None,
-    config_path: Annotated[
-        Path | None,
-        option("--config", "CONFIG.yaml", "The run's: measure as its link section says."),
-    ] = None,
     seconds: Annotated[float, typer.Option("--seconds", help="Of a transfer each way.")] = 3.0,
     json_path: JsonPath = None,
 ) -> None:
     """Measure the link from this site to the coordinator, and say what would speed it up.
 
-    It measures as the run's file or words such as link.congestion=cubic link.pace_mbit=97 say.
+    It measures as words such as link.congestion=cubic link.pace_mbit=97 say.
 
     The coordinator must be running; up to 256 MiB go each way. A run that is going on is slowed for
     some seconds, and makes the link look slower than it is.
     """
     check_address("HOST:PORT", address)
-    settings = _link_settings(config_path, words or [])
+    settings = load(None, words or []).link
     if not 0.5 <= seconds <= 30:
         raise ConfigError(f"--seconds = {seconds:g} is out of range; choose 0.5 to 30")
     write_option(json_path)  # told before the measurement, not after it
@@ -176,18 +137,6 @@ def link(
     for name, text in (*_link_rows(found), ("advice", advice)):
         typer.echo(f"{name:<11}  {text}")
     write_option(json_path, json.dumps(asdict(found), indent=2) + "\n")
-
-
-def _link_settings(path: Path | None, words: list[str]) -> LinkConfig:
-    """A run's link, as far as a file and words say."""
-    for word in words:
-        key, equals, _ = word.partition("=")
-        if equals and key not in KEYS:
-            raise ConfigError(
-                f"{word!r} has no effect on a measurement, which heeds {', '.join(KEYS)}"
-                f"{nearest(key, KEYS)}"
-            )
-    return load(path, words).link
 
 
 def _link_rows(found: Measurement) -> Iterator[tuple[str, str]]:

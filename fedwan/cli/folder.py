@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from fedwan._config_tree import leaves_of, overlay, parse_words, read_yaml
+from fedwan._config_tree import leaves_of
 from fedwan.cli.arguments import resuming
-from fedwan.config import COMMAND, MASKED, Config
+from fedwan.config import COMMAND, Config
 from fedwan.errors import ConfigError
 from fedwan.flower.processes import only_one
 from fedwan.output.board import read_run
@@ -44,9 +44,7 @@ def choose_folder(default: Path, words: Sequence[str], *, resume: bool) -> Path:
     return next((folder for folder in reversed(folders) if holds_run(folder)), default)
 
 
-def load_config(
-    path: Path | None, words: Sequence[str], *, resume: bool, from_version: int | None = None
-) -> Config:
+def load_config(path: Path | None, words: Sequence[str], *, resume: bool) -> Config:
     """The resolved configuration of a run that is about to start, its `out` absolute.
 
     When a run goes on, `path` may be the `config.yaml` in its folder, wherever that has moved to;
@@ -60,78 +58,48 @@ def load_config(
         path = own if own.exists() else None
     if resume and path is not None and path.name == "config.yaml" and holds_run(path.parent):
         words = [f"out={path.parent}", *words]
-    if resume:
-        config = _load_again(path, words, goes_back=from_version is not None)
-    else:
-        config = load_run(path, words)
+    config = load_run(path, words)
     out = Path(config.out).absolute()
     config.out = str(out)
     if out.is_dir() and not (out / "summary.json").exists():
         with only_one(out, "out"):  # one that is live is told before all else
             pass
-    if resume:
+    is_done = (out / "summary.json").exists()
+    if resume and not holds_run(out):
+        raise ConfigError(f"out = {config.out!r} holds no checkpoint yet; leave --resume out")
+    if resume and not is_done:
         from fedwan.coordinator.model import newest_whole
 
-        if not holds_run(out):
-            raise ConfigError(f"out = {config.out!r} holds no checkpoint yet; leave --resume out")
-        if not (out / "summary.json").exists():
-            newest_whole(out / "checkpoint")  # what is damaged is told before anything starts
-        elif changes := [*_going_back(from_version), *(w for w in words if w[:4] != "out=")]:
-            raise ConfigError(
-                f"the run in {str(out)!r} is complete, {' '.join(changes)} would change nothing; "
-                "train on in a new run with init.NETWORK=FILE, which `fedwan export` writes"
-            )
-    elif going_back := _going_back(from_version):
-        raise ConfigError(f"{going_back[0]} is for a run that goes on; add --resume")
-    elif holds_run(out):
+        _check_changes(config)
+        newest_whole(out / "checkpoint")  # what is damaged is told before anything starts
+    if not resume and holds_run(out):
         raise ConfigError(
             f"out = {config.out!r} holds a run already; "
             f"go on with it: {resuming(out)}, or choose another out="
         )
-    if from_version is not None and config.codec.up in MASKED:
-        raise ConfigError(
-            f"--from-version={from_version}: no version is summed twice under masks; begin a new "
-            "run with init.NETWORK=FILE, which `fedwan export` writes"
-        )
     return config
 
 
-def _load_again(path: Path | None, words: Sequence[str], *, goes_back: bool) -> Config:
-    """The configuration of a run that goes on, as far as it can go on with it."""
-    from fedwan.app import load_run
-
-    asked = overlay(Config(), read_yaml(path) if path else {}, parse_words(words, Config))
-    folder = Path(asked.out)
-    if not (folder / "config.yaml").exists() or (folder / "summary.json").exists():
-        return load_run(path, words)
-    board, _ = read_run(folder)
-    _check_changes(board.config, asked, {"workload", "strategy"})  # all else is of these
-    config = load_run(path, words)
-    _check_changes(board.config, config, FIXED)
-    if 0 < config.steps < board.step and not goes_back:
-        raise ConfigError(
-            f"steps = {config.steps}, and the run in {config.out!r} has taken {board.step}; leave "
-            "it out, or give more"
-        )
-    return config
-
-
-def _check_changes(held: Config, asked: Config, keys: Collection[str]) -> None:
+def _check_changes(asked: Config) -> None:
     """Refuse what a run cannot change on its way.
 
     Of a script's run what is 0 or empty, but for its seed, is open until its networks are known.
     """
-    before, is_script = dict(leaves_of(held)), asked.workload == COMMAND
+    if not (Path(asked.out) / "config.yaml").exists():
+        return
+    board, _ = read_run(Path(asked.out))
+    before, is_script = dict(leaves_of(board.config)), asked.workload == COMMAND
     faults = [
         f"{key} = {value!r}, and the run in {asked.out!r} began with {before.get(key)!r}; leave it "
         "out, or begin a new run with init.NETWORK=FILE, which `fedwan export` writes"
         for key, value in leaves_of(asked)
-        if value != before.get(key) and {key, key.split(".")[0]} & {*keys}
+        if value != before.get(key) and {key, key.split(".")[0]} & FIXED
         if value or key == "seed" or not (value is None or is_script)
     ]
+    if 0 < asked.steps < board.step:
+        faults.append(
+            f"steps = {asked.steps}, and the run in {asked.out!r} has taken {board.step}; leave it "
+            "out, or give more"
+        )
     if faults:
         raise ConfigError("\n".join(faults))
-
-
-def _going_back(from_version: int | None) -> list[str]:
-    return [] if from_version is None else [f"--from-version={from_version}"]

@@ -5,43 +5,32 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from omegaconf import OmegaConf
 
-from fedwan._config_tree import Tree, check_address, leaves_of, overlay, parse_words, read_yaml
-from fedwan.cli.arguments import FileAndWords, JsonPath, file_and_words, option, write_option
-from fedwan.config import COMMAND, Config, LinkConfig, merge
+from fedwan._config_tree import leaves_of, overlay, parse_words
+from fedwan.cli.arguments import JsonPath, Words, option, write_option
+from fedwan.config import Config, merge
 from fedwan.errors import ConfigError
 from fedwan.output.units import sites_text
 from fedwan.uses import Faults
 
 if TYPE_CHECKING:
-    from fedwan.planner.candidates import Candidate, Question
-    from fedwan.planner.links import WireLink
+    from fedwan.planner.candidates import Question
 
-WITHOUT_WORKLOAD = (
+HEEDED = (
     "params step_s usd_per_gb strategy sites steps h codec.up codec.down stream.fragments "
     "stream.tau round.quorum round.patience_s link.rate_mbit link.rtt_ms "
     "link.congestion link.pace_mbit"
 )
-"""Keys that mean something where no workload is given."""
-KEYS = (
-    f"Keys: {WITHOUT_WORKLOAD}; with CONFIG.yaml all of a run's. "
-    "A wrong key is refused with the nearest valid one."
-)
+KEYS = f"Keys: {HEEDED}. A wrong key is refused with the nearest valid one."
 """Below the help."""
-COMPARED = ("strategy", "h", "codec", "stream", "outer")
-"""Open unless a word settles them, whatever the file has."""
 SHOWN = 5
 """Rows of the table, unless all are asked for."""
 DEFAULT_STEPS = 10_000
-YOURS = "your_workload"
-"""In what `--yaml` writes where no file named a workload: to be filled in before it is run."""
-EMULATED = "# link.* emulates this link on one machine; take it out where the link is real."
 
 
 @dataclass
@@ -51,52 +40,50 @@ class PlanConfig(Config):
     strategy: str = "all"
     """A recipe in `strategies/`, or `all` of them."""
     params: float = 0.0
-    """Values of the model, where no workload tells."""
+    """Values of the model."""
     step_s: float = 0.0
-    """Seconds of a step; 0 measures it, where there is a workload."""
+    """Seconds of a step."""
     usd_per_gb: float = 0.0
     """Price of what is sent, either way, for the column of costs; 0 leaves it out."""
 
 
 def plan(
-    words: FileAndWords = None,
+    words: Words = None,
     link: Annotated[
-        str,
-        option(
-            "--link",
-            "PATH|HOST:PORT",
-            "The link as measured: what `fedwan doctor link --json` wrote, or measure it now.",
-        ),
-    ] = "",
-    identity: Annotated[
-        Path | None, option("--identity", "DIR", "The site's identity folder, to measure with.")
+        Path | None,
+        option("--link", "PATH", "The link, as `fedwan doctor link --json PATH` measured it."),
     ] = None,
     json_path: JsonPath = None,
-    yaml_path: Annotated[
-        Path | None, option("--yaml", "PATH", "Write the recommended settings.")
-    ] = None,
     is_all: Annotated[
         bool, typer.Option("--all", help="Show every setting, not the best.")
     ] = False,
 ) -> None:
     """Predict utilisation, bytes, time and cost on a link, and recommend a setting.
 
-    With CONFIG.yaml, model size and step time come from a few seconds of its workload here.
-
-    Without it words tell: params=57.2e6 step_s=0.1 sites=4 link.rate_mbit=100 link.rtt_ms=100
+    Words tell of the model, a step and the link: params=57.2e6 step_s=0.1 sites=4
+    link.rate_mbit=100 link.rtt_ms=100
 
     Words that name a strategy, h, codec.* or stream.* settle it; everything else is compared.
     """
-    path, given = file_and_words(words)
-    config, named = _read_settings(path, given, link)
-    for target in (json_path, yaml_path):
-        write_option(target)  # told before the work, not after it
+    config, named = _read_settings(words or [], link)
+    write_option(json_path)  # told before the work, not after it
     # Imported late, so that a wrong word is told at once.
-    from fedwan.planner.candidates import candidates
-    from fedwan.planner.predict import predict
-    from fedwan.planner.recommend import rank, row_of, summary_of, table_lines, why
+    from fedwan.link.measure import read_measurement
+    from fedwan.planner.candidates import Question, candidates, synthetic_layout
+    from fedwan.planner.costs import Costs, measured_link, modelled_link
+    from fedwan.planner.predict import predict, rank, row_of, table_lines, why, words_of
 
-    question, own = _ask(path, config, named, _link(link, identity, config.link))
+    found_link = measured_link(read_measurement(link)) if link else modelled_link(config.link)
+    question = Question(
+        _run_config(config),
+        named,
+        synthetic_layout(round(config.params)),
+        config.step_s,
+        found_link,
+        config.steps or DEFAULT_STEPS,
+        config.usd_per_gb,
+        Costs(packs=found_link.packs()),
+    )
     cache: dict[object, Any] = {}
     found = [predict(candidate, question, cache) for candidate in candidates(question)]
     ranked = rank(found, question)
@@ -107,54 +94,32 @@ def plan(
         )
     typer.echo(f"{_heading(question)}\n")
     typer.echo("\n".join(table_lines(ranked, question, most=0 if is_all else SHOWN)) + "\n")
-    if own is not None:
-        typer.echo(f"as configured: {summary_of(predict(own, question, cache))}")
-    typer.echo(f"advice: {why(ranked, question)}")
+    typer.echo(f"advice: {why(ranked)}\nwords: {words_of(ranked[0])}")
     rows = [row_of(prediction, question) for prediction in ranked]
     write_option(json_path, "".join(json.dumps(row) + "\n" for row in rows))
-    write_option(yaml_path, _yaml_of(ranked[0].candidate, path, given))
 
 
-def _read_settings(
-    path: Path | None, words: list[str], link: str
-) -> tuple[PlanConfig, frozenset[str]]:
-    """The settings, checked, and the keys that words settle."""
-    file_tree = {} if path is None else read_yaml(path)
+def _read_settings(words: list[str], link: Path | None) -> tuple[PlanConfig, frozenset[str]]:
+    """The settings, checked, and the keys that are settled."""
     tree = parse_words(words, PlanConfig)
-    # A file's own strategy is one of those that are compared, not the only one.
-    compared = {key: value for key, value in file_tree.items() if key not in COMPARED}
-    config = overlay(PlanConfig(), file_tree)  # all of it is checked
-    config = overlay(PlanConfig(), compared, tree)
+    config = overlay(PlanConfig(), tree)
     # 0 leaves these to the strategy, as if they had not been named.
     is_open = {"h": not config.h, "stream.fragments": not config.stream.fragments}
     named = frozenset(key for key, _ in leaves_of(tree) if not is_open.get(key))
     _run_config(config)  # ranges
     faults = Faults()
-    faults.add(_contradictions(path, config, named, link))
+    faults.add(_contradictions(config, named, link))
     faults.tell()
     return config, named
 
 
-def _contradictions(
-    path: Path | None, config: PlanConfig, named: frozenset[str], link: str
-) -> Iterator[str]:
+def _contradictions(config: PlanConfig, named: frozenset[str], link: Path | None) -> Iterator[str]:
     """Lines on what two places tell, or none, and on what no plan can ask."""
-    if path is not None and "params" in named:
-        yield (
-            f"params = {config.params:g} has no effect: {str(path)!r} names the workload, which "
-            "tells; leave one of them out"
-        )
-    if config.workload == COMMAND and path is not None:
-        yield (
-            f"{str(path)!r} is of a script, whose steps cannot be timed here; leave the file out, "
-            "and give params=57.2e6 step_s=0.1"
-        )
-    if path is None:
-        for key, example in (("params", "params=57.2e6"), ("step_s", "step_s=0.1")):
-            if key not in named:
-                yield f"{key} has no value; give {example}, or a CONFIG.yaml whose workload tells"
-        for key in sorted(named.difference(WITHOUT_WORKLOAD.split())):
-            yield f"{key} has no effect on a plan without a CONFIG.yaml; leave it out"
+    for key, example in (("params", "params=57.2e6"), ("step_s", "step_s=0.1")):
+        if key not in named:
+            yield f"{key} has no value; give {example}"
+    for key in sorted(named.difference(HEEDED.split())):
+        yield f"{key} has no effect on a plan; leave it out"
     if link:
         for key in sorted(named & {"link.rate_mbit", "link.rtt_ms"}):
             yield f"{key} has no effect: --link tells; leave one of them out"
@@ -163,12 +128,6 @@ def _contradictions(
             "link.rate_mbit has no value; give link.rate_mbit=100 link.rtt_ms=100, or --link with "
             "what `fedwan doctor link --json` wrote"
         )
-    for network, special in config.network.items():
-        if special.h:
-            yield (
-                f"network.{network}.h={special.h} cannot be planned for: a plan takes all networks "
-                "to travel together; leave it out"
-            )
     for key, least in (("params", 1.0), ("step_s", 1e-6), ("usd_per_gb", 0.0)):
         value = getattr(config, key)
         if key in named and not (math.isfinite(value) and value >= least):
@@ -180,72 +139,6 @@ def _run_config(config: PlanConfig) -> Config:
     return merge(Config(**{field.name: getattr(config, field.name) for field in fields(Config)}))
 
 
-def _ask(
-    path: Path | None, config: PlanConfig, named: frozenset[str], link: WireLink
-) -> tuple[Question, Candidate | None]:
-    """The question, and what the file itself settles.
-
-    Without a file the model is as the words say. With one it is the workload's, whose steps are
-    timed here, and the codecs: after settings that cannot be are refused.
-    """
-    from fedwan.app import load_workload, num_experts, resolve_workload
-    from fedwan.planner.candidates import ALL, NETWORK, Question, candidates, synthetic_layout
-    from fedwan.planner.costs import Costs, coding_costs, step_seconds
-    from fedwan.recipes import travelling
-    from fedwan.site.joining import choose_device
-    from fedwan.workloads.settings import networks_of
-
-    run, costs = _run_config(config), Costs(packs=link.packs())
-    rest = config.step_s, link, run.steps or DEFAULT_STEPS, config.usd_per_gb, costs
-    if path is None:
-        layout = synthetic_layout(round(config.params))
-        return Question(run, named, {NETWORK: "regression"}, layout, *rest), None
-    asked = replace(run, strategy=read_yaml(path).get("strategy", Config().strategy))
-    if "strategy" not in named and asked.strategy != ALL and num_experts(asked):
-        run, named = asked, named | {"strategy"}  # it trains another model than the others
-    run = resolve_workload(run)
-    recipe = load_workload(run.workload)
-    # What is open builds one network of each kind, as every strategy but `experts` does.
-    built = merge(run, {"strategy": Config().strategy}) if run.strategy == ALL else run
-    workload, networks = recipe.build(built, choose_device(run.device)), networks_of(recipe, run)
-    layout = travelling(run, workload)
-    question = replace(Question(run, named, networks, layout, *rest), num_steps=run.steps)
-    candidates(question)
-    own = candidates(_settled(path, question))[0]
-    costs = replace(costs, codecs=coding_costs(layout))
-    step_s = config.step_s or step_seconds(run, workload)
-    return replace(question, step_s=step_s, costs=costs), own
-
-
-def _settled(path: Path, question: Question) -> Question:
-    """The same with nothing open that the file settles."""
-    tree = {key: value for key, value in read_yaml(path).items() if key in COMPARED}
-    tree.setdefault("strategy", Config().strategy)
-    named = question.named | {key for key, _ in leaves_of(tree)}
-    named |= {"strategy", "h", "codec.up", "codec.down"}
-    return replace(question, config=merge(question.config, tree), named=named)
-
-
-def _link(link: str, identity: Path | None, run: LinkConfig) -> WireLink:
-    """As measured, now or before, or as the settings describe it."""
-    from fedwan.link.measure import measure, read_measurement
-    from fedwan.link.tls import Identity
-    from fedwan.planner.links import measured_link, modelled_link
-
-    if not link:
-        if identity is not None:
-            raise ConfigError("--identity has no effect without --link HOST:PORT; leave it out")
-        return modelled_link(run)
-    if Path(link).is_file():
-        return measured_link(read_measurement(Path(link)))
-    if ":" not in link:
-        raise ConfigError(f"--link = {link!r} is no file here, and no host:port; mend the path")
-    check_address("--link", link)
-    if identity is None:
-        raise ConfigError(f"--link {link} is measured with a site's identity; add --identity DIR")
-    return measured_link(measure(link, Identity.load(identity), run))
-
-
 def _heading(question: Question) -> str:
     count = sum(spec.num_values for spec in question.layout.values())
     up, down = (pipe.bytes_per_s * 8 / 1e6 for pipe in question.link)
@@ -255,22 +148,3 @@ def _heading(question: Question) -> str:
         f"{up:.3g} Mbit/s up and {down:.3g} down, {1e3 * question.link.up.rtt_s:.3g} ms; "
         f"{question.num_steps:,} steps"
     )
-
-
-def _yaml_of(best: Candidate, path: Path | None, words: list[str]) -> str:
-    """The run's settings: the file's, the words', and those that are recommended."""
-    chosen, strategy = best.config, best.strategy
-    file_tree = {} if path is None else read_yaml(path)
-    same = file_tree.get("strategy", Config().strategy) == chosen.strategy
-    dropped = {"stream"} if same else {"stream", "outer", "checkpoint"}
-    dropped |= {"out"}  # which holds the file's own run
-    old: Tree = {"workload": YOURS} if path is None else {}
-    old |= {key: value for key, value in file_tree.items() if key not in dropped}
-    tree: Tree = {key: getattr(chosen, key) for key in ("strategy", "sites", "steps")}
-    tree |= {"h": strategy.h, "codec": {"up": strategy.up.name, "down": strategy.down.name}}
-    if strategy.overlap.tau:
-        tree["stream"] = {key: getattr(chosen.stream, key) for key in ("fragments", "tau")}
-    kept = {field.name for field in fields(Config)}
-    given = {key: value for key, value in parse_words(words, PlanConfig).items() if key in kept}
-    text = OmegaConf.to_yaml(OmegaConf.merge(old, given, tree))
-    return f"{EMULATED}\n{text}" if "rate_mbit" in text else text

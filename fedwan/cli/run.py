@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -48,20 +47,9 @@ Resume = Annotated[
 ]
 
 
-FromVersion = Annotated[
-    int | None,
-    typer.Option(
-        "--from-version",
-        help="With --resume: go back to this version; the last two checkpoints are kept.",
-        show_default=False,
-    ),
-]
-
-
 def run(
     words: FileAndWords = None,
     resume: Resume = False,
-    from_version: FromVersion = None,
 ) -> None:
     """Train with a coordinator and all sites on this machine.
 
@@ -69,7 +57,7 @@ def run(
 
     A run that was stopped goes on with: fedwan run OUT/config.yaml --resume, or out=OUT --resume
     """
-    run_here(*file_and_words(words), resume=resume, from_version=from_version)
+    run_here(*file_and_words(words), resume=resume)
 
 
 def demo(words: Words = None, resume: Resume = False) -> None:
@@ -135,7 +123,6 @@ def coordinator(
     identity: Annotated[Path, option("--identity", "DIR", "The coordinator's identity folder.")],
     words: Words = None,
     resume: Resume = False,
-    from_version: FromVersion = None,
 ) -> None:
     """Serve one run to sites elsewhere, until it is done.
 
@@ -149,12 +136,11 @@ def coordinator(
 
     Identity.load(identity, "coordinator")
     Admission(identity)
-    config = load_config(config_path, words or [], resume=resume, from_version=from_version)
+    config = load_config(config_path, words or [], resume=resume)
 
     from fedwan.flower.coordinator import serve_coordinator
 
-    serve = partial(serve_coordinator, from_version=from_version)
-    start(config, partial(serve, identity=identity.absolute(), resume=resume))
+    start(config, partial(serve_coordinator, identity=identity.absolute(), resume=resume))
 
 
 def site(
@@ -185,10 +171,9 @@ def run_here(
     command: Sequence[str] = (),
     *,
     resume: bool,
-    from_version: int | None = None,
 ) -> None:
     """Run a configuration on this machine, show it, and print its summary."""
-    config = load_config(path, words, resume=resume, from_version=from_version)
+    config = load_config(path, words, resume=resume)
     out = Path(config.out)
     if resume and has_sites_elsewhere(out) and not (out / "summary.json").exists():
         raise ConfigError(
@@ -204,8 +189,7 @@ def run_here(
 
     from fedwan.flower.coordinator import run_local
 
-    run_services = partial(run_local, command=command, from_version=from_version)
-    start(config, partial(run_services, resume=resume))
+    start(config, partial(run_local, command=command, resume=resume))
 
 
 def start(config: Config, services: RunServices) -> None:
@@ -240,17 +224,15 @@ def _run_and_watch(config: Config, services: RunServices, console: Console) -> N
     # Children end with the thread that started them, so it must live until it has ended them.
     thread = threading.Thread(target=work, name="services", daemon=True)
     with stop_on_sigterm(stop):
+        thread.start()
         try:
-            thread.start()
             # Once it is to end, what happens on the way tells nothing: the error's line does.
             watch(out, config, lambda: thread.is_alive() and not stop.is_set(), console)
             thread.join()
         except KeyboardInterrupt as interrupt:
             console.print("Ctrl-C: ending the services …")
             stop.set()
-            with suppress(KeyboardInterrupt):  # again: who waits no longer is told as much
-                if thread.ident is not None:
-                    thread.join()
+            thread.join()
             if not errors or isinstance(errors[0], RunStopped):
                 errors = [interrupt]
     if errors:

@@ -337,14 +337,13 @@ class CoordinatedRun:
             why = {name: f"connected, at step {sites[name].step}" for name in here}
             why |= self.hub.shut_out
             told = [f"{name} ({why[name]})" if name in why else name for name in owing]
-        kind, mend = RunStopped, "bring the sites back"
+        kind: type[UserError | RunStopped] = RunStopped
+        mend = "bring the sites back"
         if {*owing} <= {*here}:
-            kind, mend = (
-                UserError,
-                (
-                    "mend a script that does not come back to `site`, or in a loop of its own calls no "
-                    "site.after_step(), or raise round.patience_s"
-                ),
+            kind = UserError
+            mend = (
+                "mend a script that does not come back to `site`, or in a loop of its own calls no "
+                "site.after_step(), or raise round.patience_s"
             )
         return kind(
             f"round {round_.version + 1} has waited {policy.patience_s:g} s for {', '.join(told)} "

@@ -2,7 +2,7 @@
 
 A record's `figures` keep their names (`lr/NETWORK`, `x/low`, see `fedwan.site.vitals`); beside them
 are `loss/NAME`, infinite where it was not finite, `norm/NETWORK` over the median of the other
-sites' latest, `cosine/`, `agreement/` and `backward/NETWORK`, and `staleness`. Medians, over a
+sites' latest, `agreement/` and `backward/NETWORK`. Medians, over a
 site's last rounds and then over sites: one odd round, or one odd site among three, moves nothing.
 """
 
@@ -58,10 +58,10 @@ class Chart:
         of_networks: dict[str, Mapping[str, float | None]] = {
             "loss": losses,
             "norm": norms,
-            "cosine": record.cosines,
+            "agreement": record.agreement,
+            "backward": record.backward,
         }
-        of_networks |= {"agreement": record.agreement, "backward": record.backward}
-        named: dict[str, float | None] = {"staleness": float(record.staleness), **record.figures}
+        named: dict[str, float | None] = {**record.figures}
         for what, values in of_networks.items():
             named |= {f"{what}/{name}": value for name, value in values.items()}
         return {name: value for name, value in named.items() if value is not None}

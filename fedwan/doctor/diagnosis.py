@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong, or worth knowing."""
+    """One thing that is wrong."""
 
     kind: str
     """As the table in docs/doctor.md has it."""
@@ -30,8 +30,6 @@ class Finding(NamedTuple):
     """The figures behind it, in one sentence."""
     mend: str
     """What to do about it, in one sentence."""
-    is_warning: bool = True
-    """False for a note: nothing needs to be mended."""
 
     @property
     def text(self) -> str:
@@ -72,7 +70,7 @@ class Doctor:
     def _told_by(self, rule: Rule, site: str | None = None) -> list[Finding]:
         try:
             return [
-                Finding(rule.kind, site, network, self._chart.version, why, mend, rule.is_warning)
+                Finding(rule.kind, site, network, self._chart.version, why, mend)
                 for network, why, mend in rule.told(self._chart, site or "")
             ]
         except Exception as error:  # figures can be whatever a site likes; other rules go on
@@ -86,37 +84,24 @@ class Doctor:
 def diagnose(records: Iterable[Record]) -> Iterator[Finding]:
     """Findings of a run from its records, in the order in which they were told."""
     doctor = Doctor()
-    told: set[str] = set()
-    at_door: dict[str, Finding] = {}
-    here: set[str] = set()
+    of_sites: dict[str, Finding] = {}
+    """Of no interest once the site is let in again."""
     stopped, version = "", 0
     for round_, group in groupby(records, key=_round_of):
         if round_ is not None:
             version = max(version, round_[1])
             yield from doctor.take([record for record in group if isinstance(record, RoundRecord)])
             continue
-        for event in group:
-            if not isinstance(event, EventRecord):
-                continue
+        for event in (event for event in group if isinstance(event, EventRecord)):
             if event.event in ("stopped", "listening"):
                 stopped = event.text if event.event == "stopped" else ""
-                here.clear()
             if event.event in ("join", "rejoin", "back"):
-                here.add(event.site or "")
-                at_door.pop(event.site or "", None)
-            elif event.event == "lost":
-                here.discard(event.site or "")
-            if event.site and event.site not in told and (found := _of_event(event, version)):
-                if event.event == "rejected" and event.site not in here:
-                    at_door[event.site] = found  # of no interest once the site is let in
-                else:
-                    told.add(event.site)
-                    yield found
-    yield from at_door.values()
-    if stopped:
-        is_fault = stopped != STOPPED
-        mend = "see to that" if is_fault else "nothing is amiss"
-        yield Finding("stopped", None, None, version, stopped, mend, is_warning=is_fault)
+                of_sites.pop(event.site or "", None)
+            elif event.site and (found := _of_event(event, version)):
+                of_sites.setdefault(event.site, found)
+    yield from of_sites.values()
+    if stopped and stopped != STOPPED:
+        yield Finding("stopped", None, None, version, stopped, "see to that")
 
 
 def _round_of(record: Record) -> tuple[int, int] | None:
@@ -135,29 +120,19 @@ def _of_event(event: EventRecord, version: int) -> Finding | None:
 
 
 class LiveDoctor:
-    """Looks at a run that goes on, and tells its log; if it fails it says so once, and no more."""
+    """Looks at a run that goes on, and tells its log."""
 
     def __init__(self) -> None:
-        self._doctor: Doctor | None = Doctor()
+        self._doctor = Doctor()
 
     def look(self, rounds: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
         """Rows of events, one for each thing told for the first time, from the rows of rounds."""
-        if self._doctor is None:
-            return []
-        findings: list[Finding] = []
-        try:
-            for rows in rounds:
-                records = [to_record({"t": 0.0, **finite(row)}) for row in rows]
-                findings += self._doctor.take([r for r in records if isinstance(r, RoundRecord)])
-        except Exception:
-            self._doctor = None
-            _log.warning("the doctor failed and looks no more; training goes on", exc_info=True)
-            return []
         told = []
-        for finding in findings:
-            text = f"round {finding.version}: {finding.text}"
-            _log.log(logging.WARNING if finding.is_warning else logging.INFO, "%s", text)
-            event = "finding" if finding.is_warning else "note"
-            row = {"kind": "event", "event": event, "text": text, "finding": finding.kind}
-            told.append(finding._asdict() | row)
+        for rows in rounds:
+            records = [to_record({"t": 0.0, **finite(row)}) for row in rows]
+            for finding in self._doctor.take([r for r in records if isinstance(r, RoundRecord)]):
+                text = f"round {finding.version}: {finding.text}"
+                _log.warning("%s", text)
+                row = {"kind": "event", "event": "finding", "text": text, "finding": finding.kind}
+                told.append(finding._asdict() | row)
         return told

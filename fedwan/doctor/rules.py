@@ -36,7 +36,6 @@ class Rule(NamedTuple):
     """Gets the chart, a site and a network, either empty where the rule is not of one."""
     figures: tuple[str, ...]
     """It is asked of each network that has one of them; of none, if there are none."""
-    is_warning: bool
 
     def told(self, chart: Chart, site: str = "") -> Iterator[tuple[str | None, str, str]]:
         """Network, why and mend, of a site or of all together."""
@@ -52,11 +51,9 @@ RUN_RULES: list[Rule] = []
 """Of all sites together; told while no site is at fault."""
 
 
-def _rule(
-    rules: list[Rule], kind: str, *figures: str, is_warning: bool = True
-) -> Callable[[Look], Look]:
+def _rule(rules: list[Rule], kind: str, *figures: str) -> Callable[[Look], Look]:
     def add(look: Look) -> Look:
-        rules.append(Rule(kind, look, figures, is_warning))
+        rules.append(Rule(kind, look, figures))
         return look
 
     return add
@@ -108,8 +105,6 @@ def pixel_range(chart: Chart, site: str, _: str) -> Told:
     high, their_high = chart.both(site, "x/high", _ROUNDS)
     if low is None or high is None or their_low is None or their_high is None:
         return None
-    if low > high or their_low > their_high:
-        return None
     peak, their_peak = max(-low, high) or 1.0, max(-their_low, their_high) or 1.0
     ratios = [(peak / their_peak) ** 0.5]
     if chart.past(site, "x/smooth"):
@@ -143,11 +138,10 @@ def learning_rate(chart: Chart, site: str, network: str) -> Told:
 
 @_rule(SITE_RULES, "stale")
 def stale(chart: Chart, site: str, _: str) -> Told:
-    """A site that trains from old weights, or whose contributions come late.
+    """A site that trains from old weights.
 
-    The former asks to undo the updates since then, in every network and more than others do, who
-    too turn back where one site led astray. Who merely has other data does so in one network at
-    most.
+    It asks to undo the updates since then, in every network and more than others do, who too turn
+    back where one site led astray. Who merely has other data does so in one network at most.
     """
     names = [f"backward/{network}" for network in chart.names(site, "backward")]
     pairs = [chart.both(site, name, _ROUNDS) for name in names]
@@ -161,13 +155,7 @@ def stale(chart: Chart, site: str, _: str) -> Told:
             f"see in {site}'s log whether it takes updates over, and start it again: it then "
             "takes the present weights",
         )
-    late, theirs = chart.both(site, "staleness", _ROUNDS)
-    if late is None or theirs is None or late < theirs + 2:
-        return None
-    return (
-        f"its contributions come {late:.0f} versions late, the other sites' {theirs:.0f}",
-        f"run `fedwan doctor link` at {site}; or let it take fewer steps (round.least_steps)",
-    )
+    return None
 
 
 @_rule(SITE_RULES, "memorising", "memory")
@@ -190,24 +178,6 @@ def memorising(chart: Chart, site: str, network: str) -> Told:
         f"regularise the {network} (model.gamma of a GAN recipe), let it take fewer or smaller "
         "steps, "
         f"or give {site} more data",
-    )
-
-
-@_rule(SITE_RULES, "overpowering", "separation")
-def overpowering(chart: Chart, site: str, network: str) -> Told:
-    """A discriminator that leaves its generator nothing to learn from, by far longer steps."""
-    past = chart.past(site, f"separation/{network}", _ROUNDS)
-    typical = chart.typical(site, f"separation/{network}", _ROUNDS)
-    norm = chart.steady(site, f"norm/{network}", _ROUNDS)
-    if len(past) < _ROUNDS or typical is None or norm is None:
-        return None
-    if not (min(past) >= 0.98 > typical and norm > 1.6):
-        return None
-    return (
-        f"it tells real from generated samples in {min(past):.0%} of the cases (elsewhere "
-        f"{typical:.0%}) and moves {norm:.2g} times as far as elsewhere",
-        f"lower its learning rate (inner.{network}.lr of a recipe) or its number of steps at "
-        f"{site}, or raise its penalty (model.gamma)",
     )
 
 
@@ -257,23 +227,6 @@ def collapse(chart: Chart, site: str, network: str) -> Told:
                 "hold it",
             )
     return None
-
-
-@_rule(SITE_RULES, "unlike", "norm")
-def unlike(chart: Chart, site: str, network: str) -> Told:
-    """A site that pulls against all others, for no reason that another rule knows.
-
-    Shards that differ make contributions of like norms that are orthogonal; these are longer.
-    """
-    norms, cosines = (chart.past(site, f"{what}/{network}", 5) for what in ("norm", "cosine"))
-    if not (len(norms) == len(cosines) == 5 and min(norms) > 1.5 and max(cosines) < -0.15):
-        return None
-    return (
-        f"its contributions are {norms[-1]:.2g} times as long as the other sites' and "
-        f"point away from them (cosine {cosines[-1]:.2f})",
-        f"compare {site}'s data, code and settings with another site's; other classes "
-        "alone do not do this",
-    )
 
 
 def _looks_back(chart: Chart, site: str, network: str) -> bool:
@@ -333,40 +286,4 @@ def alike(chart: Chart, _: str, network: str) -> Told:
         "order, or their samples hardly matter to it",
         "give each site data of its own, or seed the loader with torch.initial_seed() after "
         "fedwan.join; else one site would do as well",
-    )
-
-
-@_rule(RUN_RULES, "memorising", "memory", is_warning=False)
-def memorising_everywhere(chart: Chart, _: str, network: str) -> Told:
-    """All sites' networks, as late in long runs on little data: no site is odd."""
-    found = [chart.steady(site, f"memory/{network}", _ROUNDS) for site in chart.sites]
-    known = [memory for memory in found if memory is not None]
-    if not (len(known) == len(found) > 1 and min(known) >= 0.8):
-        return None
-    return (
-        "at every site it fits samples of the shard better than held-out ones, in "
-        f"{min(known):.0%} of the cases or more",
-        f"if quality falls, regularise the {network} (model.gamma of a GAN recipe) or end earlier",
-    )
-
-
-@_rule(RUN_RULES, "heterogeneity", "agreement", is_warning=False)
-def heterogeneity(chart: Chart, _: str, network: str) -> Told:
-    """Contributions of like norms that hardly agree, as of shards that differ."""
-    sites = chart.sites
-    agreements = [chart.steady(site, f"agreement/{network}", 5) for site in sites]
-    norms = [chart.steady(site, f"norm/{network}", 5) for site in sites]
-    known = [value for value in agreements if value is not None]
-    if len(sites) < 2 or len(known) < len(sites) or any((norm or 0) > 1.5 for norm in norms):
-        return None
-    agreement = statistics.median(known)
-    # Of n vectors of one length whose pairs have a mean cosine of c: (1 + (n - 1) c) / n.
-    if agreement >= (1 + (len(sites) - 1) * 0.15) / len(sites):
-        return None
-    return (
-        f"contributions agree to {agreement:.2f}, where {1 / len(sites):.2f} is orthogonal "
-        "and 1 the same, and none is longer than the others",
-        "shards differ, or late in a run the steps are mostly noise: no site's fault; if "
-        "quality suffers, a smaller h helps, and a GAN that is told the class "
-        "(model.conditional=true of a recipe)",
     )

@@ -15,8 +15,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from os import cpu_count
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from fedwan.app import installed_app
 from fedwan.config import Config, host_and_port, site_names
 from fedwan.coordinator.control import ask
 from fedwan.errors import STOPPED, ConfigError, FedwanError, RunStopped, UserError
-from fedwan.files import replace_text
 from fedwan.flower import private_port, processes
 from fedwan.flower.front_door import FrontDoor
 from fedwan.flower.private_port import HOST
@@ -32,7 +31,6 @@ from fedwan.flower.processes import Service
 from fedwan.flower.site_file import SiteData, SiteFile, load_site
 from fedwan.flower.status import RUN, Start, Status, clientapp_files, serverapp_files, service_file
 from fedwan.link import pki
-from fedwan.output.board import read_run
 
 _TICK_S = 0.5
 _START_TICK_S = 0.05
@@ -40,6 +38,9 @@ _GRACE_S = 6.0
 _SITES_GRACE_S = 8.0
 _LAST_WORDS_S = 60.0
 _TELL_S = 3.0
+
+RunOnce = Callable[..., None]
+"""Submits a run and waits for its end, or until an event is set."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,12 +50,11 @@ def serve_coordinator(
     identity: Path,
     *,
     resume: bool = False,
-    from_version: int | None = None,
     stop: threading.Event | None = None,
 ) -> None:
     """Run one run's coordinator until the run is over; `RunStopped` if `stop` was set before.
 
-    With `resume` it goes on from its last checkpoint, or from that of `from_version`.
+    With `resume` it goes on from its last checkpoint.
     """
     stop = stop or threading.Event()
     for key in ("listen", "door"):
@@ -66,16 +66,16 @@ def serve_coordinator(
             )
     with (
         processes.serving(Path(config.out), "out", "coordinator.log", stop),
-        coordinating(config, identity, resume=resume, from_version=from_version) as coordinator,
+        coordinating(config, identity, resume=resume) as (_, run),
     ):
-        coordinator.run(stop)
+        run(stop)
 
 
 @contextmanager
-def coordinating(
-    config: Config, identity: Path, *, resume: bool, from_version: int | None
-) -> Iterator[Coordinator]:
-    """A run's services while the block runs; its folder is held by who calls.
+def coordinating(config: Config, identity: Path, *, resume: bool) -> Iterator[tuple[int, RunOnce]]:
+    """A run's services while the block runs: the door's port, and what runs it to its end.
+
+    Its folder is held by who calls.
 
     SuperLink, Flower's server, listens in the clear on loopback because its Control API has no
     authentication and shares the Fleet API's port, which is this user's alone. Its state is a file,
@@ -86,10 +86,6 @@ def coordinating(
     Status.end_orphan(serverapp_files(out)[1])
     # The ServerApp will listen there, seconds from now: say at once if it cannot.
     processes.listen(*host_and_port(config.link.listen), "the data plane", "link.listen").close()
-    if from_version is not None:
-        from fedwan.coordinator.model import go_back  # needs torch
-
-        go_back(out / "checkpoint", from_version)
     with (
         closing(FrontDoor(identity, *host_and_port(config.link.door), config.num_sites)) as door,
         private_port.listen() as listener,
@@ -108,71 +104,64 @@ def coordinating(
         superlink = Service("SuperLink", argv, log, env, inherited=[listener])
         _log.info("run %s: door at port %d, SuperLink at port %d", start.run_id, door.port, port)
         try:
-            yield Coordinator(out, door, superlink, port)
+            yield door.port, partial(_run_to_the_end, out, door, superlink, f"{HOST}:{port}")
         finally:
             door.close()
             superlink.stop(_GRACE_S)
 
 
-@dataclass
-class Coordinator:
-    """A run, and the services that it needs."""
+def _run_to_the_end(
+    out: Path,
+    door: FrontDoor,
+    superlink: Service,
+    address: str,
+    stop: threading.Event,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Submit the run and wait for its end; raises how it ended if it did not end well.
 
-    out: Path
-    door: FrontDoor
-    superlink: Service
-    port: int
-    """SuperLink's."""
+    `check` is called twice a second, and may end the wait by raising. What does is told to the
+    ServerApp, for its journal, before its processes are ended.
+    """
+    # Imported while SuperLink starts: Flower's client takes half a second.
+    from fedwan.flower.bundle import build_fab
+    from fedwan.flower.control import Control
 
-    def run(self, stop: threading.Event, check: Callable[[], None] = lambda: None) -> None:
-        """Submit the run and wait for its end; raises how it ended if it did not end well.
-
-        `check` is called twice a second, and may end the wait by raising. What does is told to the
-        ServerApp, for its journal, before its processes are ended.
-        """
-        try:
-            self._run(stop, check)
-        except FedwanError as error:
-            with suppress(FedwanError):  # it may have ended already, or not have begun
-                ask(self.out, {"ask": "ending", "text": str(error)}, _TELL_S)
-            raise
-
-    def _run(self, stop: threading.Event, check: Callable[[], None]) -> None:
-        # Imported while SuperLink starts: Flower's client takes half a second.
-        from fedwan.flower.bundle import build_fab
-        from fedwan.flower.control import Control
-
-        fab, address, number = build_fab(installed_app()), f"{HOST}:{self.port}", 0
+    fab, number, path = build_fab(installed_app()), 0, serverapp_files(out)[1]
+    try:
         with closing(Control(address)) as control:
-            while not self._is_over():
+            while not _is_over(out, superlink):
                 check()
                 if not number and control.answers():
-                    self.door.start(f"http://{address}")
+                    door.start(f"http://{address}")
                     number = control.start_run(fab)
-                elif number and self._status() is None:
+                elif number and Status.read(path) is None:
                     # It may fail before it could leave a status, or leave one meanwhile.
-                    if (reason := control.failure(number)) and self._status() is None:
+                    if (reason := control.failure(number)) and Status.read(path) is None:
                         raise FedwanError(f"the ServerApp failed before it began: {reason}")
                 if stop.wait(_TICK_S if number else _START_TICK_S):
                     raise RunStopped(STOPPED)
+    except FedwanError as error:
+        with suppress(FedwanError):  # it may have ended already, or not have begun
+            ask(out, {"ask": "ending", "text": str(error)}, _TELL_S)
+        raise
 
-    def _status(self) -> Status | None:
-        return Status.read(serverapp_files(self.out)[1])
 
-    def _is_over(self) -> bool:
-        """Whether the run has ended well; raises if it has ended otherwise."""
-        if self.superlink.poll() is not None:
-            raise self.superlink.death()
-        if (status := self._status()) is None:
-            return False
-        if status.is_killed:
-            raise FedwanError(
-                f"the coordinator's ServerApp (process {status.pid}) was killed; "
-                f"go on from the last checkpoint with --resume"
-            )
-        if status.outcome not in ("running", "done"):
-            raise status.exception(serverapp_files(self.out)[0])
-        return status.outcome == "done"
+def _is_over(out: Path, superlink: Service) -> bool:
+    """Whether the run has ended well; raises if it has ended otherwise."""
+    log, path = serverapp_files(out)
+    if superlink.poll() is not None:
+        raise superlink.death()
+    if (status := Status.read(path)) is None:
+        return False
+    if status.is_killed:
+        raise FedwanError(
+            f"the coordinator's ServerApp (process {status.pid}) was killed; "
+            f"go on from the last checkpoint with --resume"
+        )
+    if status.outcome not in ("running", "done"):
+        raise status.exception(log)
+    return status.outcome == "done"
 
 
 def run_local(
@@ -180,7 +169,6 @@ def run_local(
     *,
     command: Sequence[str] = (),
     resume: bool = False,
-    from_version: int | None = None,
     stop: threading.Event | None = None,
 ) -> None:
     """Run a coordinator and all its sites on this machine until the run is over.
@@ -193,44 +181,22 @@ def run_local(
     # Sites that each take every core would spend their time waiting for one another.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (cpu_count() or 1) // config.num_sites)))
     folders = [out / "sites" / name for name in site_names(config)]
-    # What a start that failed before has left in a new run's folder is nothing to go back to.
-    kept = _taken_back(out) if resume else nullcontext()
-    with processes.serving(out, "out", "coordinator.log", stop), kept:
+    with processes.serving(out, "out", "coordinator.log", stop):
         if not resume or not all((out / "pki" / folder.name).exists() for folder in folders):
             shutil.rmtree(out / "pki", ignore_errors=True)
             pki.federation(out / "pki", [HOST], site_names(config))
         # Left in reverse: first the sites, which say goodbye through the door, then SuperLink.
         with (
-            coordinating(
-                config, out / "pki" / "coordinator", resume=resume, from_version=from_version
-            ) as coordinator,
-            _site_services(out / "pki", folders, coordinator.door.port, command) as sites,
+            coordinating(config, out / "pki" / "coordinator", resume=resume) as (door, run),
+            _site_services(out / "pki", folders, door, command) as sites,
         ):
             paths = [clientapp_files(folder)[1] for folder in folders]
             try:
-                coordinator.run(stop, check=lambda: _check(sites, paths))
+                run(stop, check=lambda: _check(sites, paths))
             except FedwanError:
                 stop.set()
                 raise
             _let_end(paths, stop)
-
-
-@contextmanager
-def _taken_back(out: Path) -> Iterator[None]:
-    """Settings and commands are as they were where a start that changes them is refused.
-
-    Else the next start would go on with what cannot be. Once a round was made with them they stay.
-    """
-    version = read_run(out)[0].version
-    paths = [out / "config.yaml", *out.glob("sites/*/site.yaml")]
-    before = {path: path.read_text() for path in paths}
-    try:
-        yield
-    except UserError:
-        if read_run(out)[0].version == version:
-            for path, text in before.items():
-                replace_text(path, text)
-        raise
 
 
 def _let_end(paths: Sequence[Path], stop: threading.Event) -> None:

@@ -25,10 +25,6 @@ from fedwan.link.tls import Identity, is_data_plane, now
 _HEARTBEAT = "/v1/fleet/send-node-heartbeat"
 _GET_FAB = "/v1/fleet/get-fab"
 _PULL = "/v1/fleet/pull-messages"
-_REPEAT_S = 600.0
-_AGAIN_S = 10.0
-# As `round.patience_s`, which a site's service is not told.
-_STRANGE_S = 600.0
 _ASK_AGAIN_S = 0.3
 
 _log = logging.getLogger(__name__)
@@ -50,11 +46,9 @@ class Forwarder(Relay):
         self._bundles = bundles
         credentials = Identity.load(identity, role="site")
         self._door = door
-        self._said, self._said_at = "", 0.0
-        self._is_there = False
-        """Whether the door has answered since it was last said to be away."""
-        self._strange_since = 0.0
-        """When the door began to show a certificate that is not the coordinator's."""
+        self._said = ""
+        """Why the door is away, if it is."""
+        self._has_met = False
         self._lost = ""
         self.refusal: UserError | None = None
         """Set once the two ends do not accept each other's certificates, or this one not the
@@ -70,8 +64,8 @@ class Forwarder(Relay):
         while True:
             answer = await super()._pass_on(path, body, headers)
             is_good = answer.status_code == 200
-            if is_good and not self._is_there:
-                self._is_there = True
+            if is_good and (self._said or not self._has_met):
+                self._said, self._has_met = "", True
                 _log.info("front door %s answers", self._door)
             if answer.status_code == 401:
                 self._lost = "the coordinator's SuperLink is a new one"
@@ -97,8 +91,7 @@ class Forwarder(Relay):
 
     def _trouble(self, path: str, error: Exception | None, *, is_lost: bool = False) -> None:
         self.refusal = self._refusal(error) or self.refusal
-        identity, has_met = self._renewable.identity, self._answered_at > 0
-        if is_lost and not has_met and is_data_plane(self._door, identity):
+        if is_lost and not self._has_met and is_data_plane(self._door, self._renewable.identity):
             self.refusal = ConfigError(
                 f"door = {self._door!r} is the coordinator's data plane (link.listen), no front "
                 f"door; give the port of link.door, as in {self._door.rpartition(':')[0]}:7443"
@@ -108,13 +101,9 @@ class Forwarder(Relay):
         if self.refusal is not None:
             return  # which ends the service
         cause = text_of(error) or "it cannot pass on calls now, its log says why"
-        now_s = time.monotonic()
-        silent_s = _AGAIN_S if self._is_there else _REPEAT_S
-        if cause != self._said or now_s > self._said_at + silent_s:
-            # Coordinators come and go with their runs.
-            level = logging.INFO if has_met else logging.WARNING
-            _log.log(level, "front door %s is away: %s; trying on", self._door, cause)
-            self._said, self._said_at, self._is_there = cause, now_s, False
+        if cause != self._said:  # said once, since coordinators come and go with their runs
+            self._said = cause
+            _log.warning("front door %s is away: %s; trying on", self._door, cause)
 
     def _refusal(self, error: BaseException | None) -> IdentityError | None:
         """The certificate problem behind an error, if that is what it is."""
@@ -127,23 +116,11 @@ class Forwarder(Relay):
         while error is not None:
             if isinstance(error, IdentityError):
                 return error
-            if isinstance(error, ssl.SSLCertVerificationError):
-                if self._may_pass():
-                    return None
+            # Once it has answered: anybody on the path can show one, and DNS be wrong for a minute.
+            if isinstance(error, ssl.SSLCertVerificationError) and not self._has_met:
                 return IdentityError(
                     f"front door {self._door} did not prove to be this run's coordinator "
                     f"({error.verify_message}); check `door`, and that ca.crt is the coordinator's"
                 )
             error = error.__cause__ or error.__context__
-        self._strange_since = 0.0
         return None
-
-    def _may_pass(self) -> bool:
-        """Whether the door has answered before, and has not shown a strange certificate for long.
-
-        Anybody on the path can show one, and DNS be wrong for a minute.
-        """
-        now_s = time.monotonic()
-        if self._strange_since <= self._answered_at:
-            self._strange_since = now_s
-        return self._answered_at > 0 and now_s < self._strange_since + _STRANGE_S

@@ -1,23 +1,29 @@
 """The front door: sites' Fleet calls on their way to SuperLink, and nobody else's.
 
-A certificate is good for one SuperNode at a time (`nodes`).
+A SuperNode makes itself a key when it starts, registers it, and signs all its calls with it;
+SuperLink takes a call for a node from the holder of that node's key alone, but any number of nodes.
+The door holds each certificate to one key, that of its latest SuperNode: an older one is told to
+end, but may say goodbye. How often a new one may come is bounded, since SuperLink goes on to count
+those that did not say goodbye as connected, for up to an hour.
 """
 
 from __future__ import annotations
 
 import socket
-from collections import Counter
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from fedwan.flower.nodes import KEY, Nodes
 from fedwan.flower.processes import listen
 from fedwan.flower.relay import Relay, kept_headers, peer_of, reply, text_of
 from fedwan.link.admission import Admission, Lapse, refusal
 from fedwan.link.tls import Identity, common_name
+from fedwan.protocol.limits import Allowance
 
 # Of a site at once; a SuperNode has its heartbeat, its question, and two objects each way.
 _MOST_CALLS = 8
@@ -25,6 +31,13 @@ _HEADERS_S = 10.0
 # A SuperNode's forwarder keeps few; one that says nothing costs 300 kB until it is ended.
 _CONNECTIONS_PER_SITE = 16
 _SILENT_CONNECTIONS = 256
+_MOST_NEW_NODES = 10
+_ANOTHER_NODE_AFTER_S = 30.0
+
+KEY = "flwr-public-key"
+"""Header with the key of the SuperNode that calls; SuperLink checks that it has signed."""
+_REGISTER = "/v1/fleet/register-node"
+_GOODBYES = ("/v1/fleet/deactivate-node", "/v1/fleet/unregister-node")
 
 
 class _Listener(socket.socket):
@@ -64,6 +77,33 @@ class _Protocol(H11Protocol):
             self._deadline.cancel()
         elif self._deadline.cancelled():
             self._deadline = self.loop.call_later(_HEADERS_S, self.transport.abort)
+
+
+class Nodes:
+    """The present SuperNode of each site."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._keys: dict[str, str] = {}
+        self._allowances = defaultdict[str, Allowance](
+            lambda: Allowance(_MOST_NEW_NODES, _ANOTHER_NODE_AFTER_S)
+        )
+
+    def refusal(self, site: str, path: str, key: str) -> tuple[int, str]:
+        """HTTP status and reason why a site's SuperNode may not make a Fleet call now.
+
+        0 if it may. 401, at which a SuperNode ends, if a later one has taken its place; 503, at
+        which it tries again, if too many have come. A door that started anew takes the first that
+        calls for the present one.
+        """
+        if path in _GOODBYES or key == self._keys.get(site):
+            return 0, ""
+        if site in self._keys and path != _REGISTER:
+            return 401, f"a later SuperNode of site {site} has taken the place of this one"
+        if not self._allowances[site].spend(self._clock()):
+            return 503, f"site {site} starts SuperNodes too often; try again in a minute"
+        self._keys[site] = key
+        return 0, ""
 
 
 class FrontDoor(Relay):

@@ -68,8 +68,6 @@ class Relay(ABC):
     """Who may connect at all."""
     _patience_s = 0.0
     """For how long calls that cannot leave us are held."""
-    _answered_at = 0.0
-    """When the other side did so last; 0 if it never has."""
 
     def __init__(self, bound: socket.socket, identity: Identity, *, serves: bool) -> None:
         self._bound = bound
@@ -208,7 +206,6 @@ class Relay(ABC):
                 self._trouble(path, error, is_lost=True)
                 return reply(502, "the other side's answer was lost")
             else:
-                self._answered_at = time.monotonic()
                 if answer.status_code not in (500, 503):
                     if answer.status_code == 502:
                         self._trouble(path, None, is_lost=True)
@@ -244,8 +241,6 @@ def text_of(error: BaseException | None) -> str:
     if isinstance(error, httpx.TimeoutException):
         text = "it does not answer"
     while error is not None:
-        if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
-            return "what listens there speaks no TLS"
         is_passing = isinstance(error, ssl.SSLWantReadError | ssl.SSLWantWriteError)
         if isinstance(error, OSError) and error.errno and not is_passing:
             has_own = isinstance(error, ssl.SSLError | socket.gaierror)

@@ -62,13 +62,7 @@ class SiteFile:
 
 def load_site(path: Path, words: Sequence[str] = ()) -> SiteFile:
     """Read and check a site's file and words; every path is absolute then."""
-    tree = read_yaml(path)
-    try:
-        overlay(SiteFile(), tree)  # alone, since words are no fault of the file's
-    except ConfigError as error:
-        lines = (f"{str(path)!r}: {line}" for line in str(error).splitlines())
-        raise ConfigError("\n".join(lines)) from None
-    settings = overlay(SiteFile(), tree, parse_words(words, SiteFile))
+    settings = overlay(SiteFile(), read_yaml(path), parse_words(words, SiteFile))
     for key in ("site", "identity", "door", "dir"):
         if not getattr(settings, key):
             raise ConfigError(f"{str(path)!r} has no {key!r}; add a line {key}: …")

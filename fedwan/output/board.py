@@ -8,16 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedwan.config import Config, load, require_run, site_names
+from fedwan.config import COMMAND, Config, load, require_run, site_names
 from fedwan.output.records import (
     SPENT,
     EventRecord,
     QualityRecord,
     Record,
     RoundRecord,
+    numbers_of,
     read_records,
 )
-from fedwan.output.units import bytes_text
+from fedwan.output.units import bytes_text, number_text
 
 _DECIDED = {"drained": "draining", "ejected": "ejected", "admitted": "admitted"}
 _STATES = {"join": "training", "rejoin": "training", "back": "training"}
@@ -28,8 +29,8 @@ ABSENT = {"expected": "not here yet", "silent": "silent"}
 """States of sites that a run waits for, in words."""
 _GONE = ("draining", "drained", "ejected")
 """Of sites that the operator has let go."""
-_SMOOTHING = 0.3
-"""Weight of the latest round in a site's speed."""
+_MOST_OWN = 8
+"""Of a script's own figures."""
 
 
 def clock_text(t: float) -> str:
@@ -73,8 +74,6 @@ class SiteRow:
     wait_s: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
-    steps_per_s: float | None = None
-    seen_t: float = 0.0
     since: float = 0.0
     """When its state began, in Unix seconds."""
     versions: set[tuple[int, int]] = field(default_factory=set)
@@ -92,15 +91,9 @@ class SiteRow:
         return self.compute_s / busy_s if busy_s else None
 
     def take(self, record: RoundRecord, *, is_now: bool) -> None:
-        """Account for one round; one of an earlier start says nothing of state and speed."""
-        steps, seconds = record.step - self.step, record.t - self.seen_t
-        if self.seen_t and steps > 0 and seconds > 0:
-            latest = steps / seconds
-            before = latest if self.steps_per_s is None else self.steps_per_s
-            self.steps_per_s = before + _SMOOTHING * (latest - before)
-        if is_now:
-            has_gone = self.state in ("left", "drained", "ejected")  # it was merged afterwards
-            self.state, self.seen_t = self.state if has_gone else "training", record.t
+        """Account for one round; one of an earlier start says nothing of its state."""
+        if is_now and self.state not in ("left", "drained", "ejected"):  # merged afterwards
+            self.state = "training"
         self.versions.add((record.fragment, record.version))
         self.step = record.step
         self.losses = dict(record.losses) or self.losses  # two fragments may leave after one step
@@ -126,8 +119,8 @@ class Board:
         self.version = 0
         self.step = 0
         """Steps of every site that have been merged."""
-        self.fd: float | None = None
-        self.fd_floor: float | None = None
+        self.quality: QualityRecord | None = None
+        """The latest."""
         self.fd_untrained: float | None = None
         self.payload_bytes: int | None = None
         """Of all networks in fp32; told at the end."""
@@ -137,6 +130,8 @@ class Board:
         self.is_done = False
         self.stopped = ""
         """Why the run ended before it was done, if it has."""
+        self._paces: list[tuple[float, int]] = []
+        """When a step was reached, of the first round that was seen and of the latest."""
         self.news: list[EventRecord] = []
         """Events that a reader should see, oldest first."""
 
@@ -146,12 +141,14 @@ class Board:
             if record.fragment == 0:  # it travels once a round
                 self.version = max(self.version, record.version)
             self.step = max(self.step, record.run_step)
+            if record.t >= self._since:
+                self._paces = [*self._paces[:1], (record.t, self.step)]
             row = self.sites.setdefault(record.site, SiteRow(record.site))
             row.take(record, is_now=record.t >= self._since)
         elif isinstance(record, QualityRecord):
-            self.fd, self.fd_floor = record.figure("fd"), record.figure("fd_floor")
+            self.quality = record
             if record.version == 0:
-                self.fd_untrained = self.fd
+                self.fd_untrained = record.numbers.get("fd")
             elif self.config.data.split == "own":
                 self.fd_untrained = None  # it was one site's, and what follows is of all of them
         elif record.t >= self._since or record.event in _DECIDED:
@@ -175,7 +172,6 @@ class Board:
             left = "drained" if row.state == "draining" else "left"
             row.state = _STATES.get(record.event, left)
             row.since = record.details.get("heard", record.t)
-            row.seen_t = 0.0  # the time away is no measure of its speed
             row.spend(record.details)
         if record.event in _NEWS and record.t >= self._since:
             self.news.append(record)
@@ -209,15 +205,43 @@ class Board:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds of training left at the slowest site's speed; None before it is known."""
-        speeds = [row.steps_per_s for row in self.sites.values() if row.steps_per_s]
-        return max(0, self.config.steps - self.step) / min(speeds) if speeds else None
+        """Seconds of training left at the pace so far; None before it is known."""
+        if not self._paces or self._paces[0][1] == self._paces[-1][1]:
+            return None
+        (begun, first), (now, last) = self._paces[0], self._paces[-1]
+        return max(0, self.config.steps - last) * (now - begun) / (last - first)
 
     @property
     def total(self) -> SiteRow:
         """The sums over all sites."""
         rows = self.sites.values()
         return SiteRow("", **{name: sum(getattr(row, name) for row in rows) for name in SPENT})
+
+    def quality_told(self, figures: Mapping[str, Any] | None = None) -> tuple[str, str, list[str]]:
+        """What was measured, its value, and what to hold it against; of the latest figures."""
+        if figures is None:
+            figures = self.quality.figures if self.quality else {}
+        numbers = numbers_of(figures)
+        fd, floor, beside = numbers.get("fd"), numbers.get("fd_floor"), list[str]()
+        if fd is None and numbers:
+            (name, value), *others = numbers.items()
+            texts = (f"{other} {number_text(x)}" for other, x in others[:_MOST_OWN])
+            return name, number_text(value), list(texts)
+        if fd is None:
+            odd = sorted(name for name, value in figures.items() if not isinstance(value, list))
+            text = f"no finite number: {', '.join(odd)}" if odd else "not measured"
+            if self.config.workload == COMMAND and not odd:
+                text = "the script gives no evaluate="
+            return "quality", number_text(None), [text]
+        if floor:
+            beside.append(f"{fd / floor:.1f} times the floor {number_text(floor)}")
+        if num := numbers.get("num_real"):
+            beside.append(f"{_seen_through(self.config, figures)}n = {int(num)}")
+        if self.fd_untrained is not None:
+            beside.append(f"untrained {number_text(self.fd_untrained)}")
+        shares = (name for name in ("precision", "recall") if name in numbers)
+        beside += [f"{name} {number_text(numbers[name])}" for name in shares]
+        return "Fréchet distance", number_text(fd), beside
 
     def beside_sync(self, sent: int) -> tuple[str, str] | None:
         """What exchanging fp32 gradients at every step would send, and how often so many bytes.
@@ -229,6 +253,15 @@ class Board:
         sync = 2 * self.config.steps * self.config.num_sites * self.payload_bytes
         times, what = max(sync / sent, sent / sync), "more" if sync >= sent else "less"
         return bytes_text(sync), f"{times:,.{0 if times >= 10 else 1}f} times {what}"
+
+
+def _seen_through(config: Config, figures: Mapping[str, Any]) -> str:
+    """What images were seen through when their distance was measured, and a comma."""
+    if config.eval.features:
+        return f"{Path(config.eval.features).name}, "
+    if config.workload == COMMAND or "modes" in figures:
+        return ""
+    return "own classifier, " if "histogram" in figures else "random features, "
 
 
 def read_run(out: Path) -> tuple[Board, list[Record]]:

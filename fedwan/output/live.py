@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,9 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fedwan.config import Config, load
+from fedwan.errors import ConfigError
 from fedwan.output.board import Board
 from fedwan.output.journal import JOURNAL
-from fedwan.output.records import METRICS, NOT_A_RECORD, Record, to_record
+from fedwan.output.records import METRICS, read_records
 from fedwan.output.units import (
     bytes_text,
     duration_text,
@@ -33,7 +32,6 @@ _TICK_S = 0.25
 _PLAIN_EVERY_S = 15.0
 _STATE_STYLES = {"training": "green", "silent": "bold red"}
 _MOST_LOSSES, _LOSS_WIDTH = 4, 7
-_MOST_NEWS = 3
 
 
 class Follower:
@@ -42,11 +40,8 @@ class Follower:
     def __init__(self, out: Path, config: Config) -> None:
         self._out = out
         self._began, self._since = time.monotonic(), time.time()
-        self._start(config)
-
-    def _start(self, config: Config) -> None:
-        self._seen: dict[str, tuple[int, int]] = {}
-        """Of each file, its inode and how much of it was taken."""
+        self._sizes: list[int] = []
+        self._due_s = 0.0
         self.board = Board(config, self._since)
 
     @property
@@ -54,36 +49,19 @@ class Follower:
         """Since the watch began."""
         return time.monotonic() - self._began
 
-    def poll(self) -> bool:
-        """Take the whole lines that are new; whether there were any.
-
-        A file that was replaced, as by a run that is resumed, starts the board afresh.
-        """
+    def poll(self, *, is_last: bool = False) -> None:
+        """Read the run's files again if they have changed, a fiftieth of the time at most."""
         paths = [path for name in (METRICS, JOURNAL) if (path := self._out / name).exists()]
-        for path in paths:
-            inode, taken = self._seen.get(path.name, (path.stat().st_ino, 0))
-            if path.stat().st_ino != inode or path.stat().st_size < taken:
-                self._start(self.board.config)
-        lines = [line for path in paths for line in self._new_lines(path)]
-        records: list[Record] = []
-        for line in lines:
-            with suppress(*NOT_A_RECORD):  # a live view must not end for that
-                if record := to_record(json.loads(line)):
-                    records.append(record)
-        for record in sorted(records, key=lambda record: record.t):
-            if getattr(record, "event", "") == "agreed":  # their script's steps are known now
-                self.board.config = load(self._out / "config.yaml")
-            self.board.take(record)
-        return bool(lines)
-
-    def _new_lines(self, path: Path) -> list[bytes]:
-        with path.open("rb") as file:
-            inode, taken = self._seen.get(path.name, (os.fstat(file.fileno()).st_ino, 0))
-            file.seek(taken)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._seen[path.name] = (inode, taken + len(whole))
-        return whole.splitlines()
+        sizes, begun_s = [path.stat().st_size for path in paths], self.elapsed_s
+        if sizes == self._sizes or begun_s < self._due_s and not is_last:
+            return
+        with suppress(ConfigError):  # damage must not end a live view
+            path = self._out / "config.yaml"  # a script's steps are known once sites agree
+            board = Board(load(path) if path.exists() else self.board.config, self._since)
+            for record in read_records(self._out):
+                board.take(record)
+            self.board, self._sizes = board, sizes
+        self._due_s = self.elapsed_s + 50 * (self.elapsed_s - begun_s)
 
 
 def watch(out: Path, config: Config, is_running: Callable[[], bool], console: Console) -> None:
@@ -91,41 +69,28 @@ def watch(out: Path, config: Config, is_running: Callable[[], bool], console: Co
 
     `is_running`, whether there is more to come, is asked a few times a second.
     """
-    look = _watch_live if console.is_terminal else _watch_plainly
-    look(Follower(out, config), is_running, console)
-
-
-def _watch_live(follower: Follower, is_running: Callable[[], bool], console: Console) -> None:
+    follower, told = Follower(out, config), set[tuple[float, str]]()
+    due_s, phase, last, goes_on = 0.0, "", "", True
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        shown = -1
-        while is_running():
-            second = int(follower.elapsed_s)
-            if follower.poll() or second != shown:
-                shown = second
-                live.update(render_board(follower.board, follower.elapsed_s), refresh=True)
-            time.sleep(_TICK_S)
-    follower.poll()
-    console.print(render_board(follower.board, follower.elapsed_s))
-
-
-def _watch_plainly(follower: Follower, is_running: Callable[[], bool], console: Console) -> None:
-    due_s, phase, last = 0.0, "", ""
-    told: set[tuple[float, str]] = set()
-    goes_on = True
-    while goes_on:
-        goes_on = is_running()
-        follower.poll()
-        board, elapsed_s = follower.board, follower.elapsed_s
-        new = {(e.t, e.text): f"{e.event}: {e.text}" for e in board.news}
-        said = [text for key, text in new.items() if key not in told]
-        told |= new.keys()
-        line = _plain_line(board)
-        if line != last and (elapsed_s >= due_s or board.phase != phase or not goes_on):
-            due_s, phase, last = elapsed_s + _PLAIN_EVERY_S, board.phase, line
-            said.append(f"{duration_text(elapsed_s)}: {line}")
-        for text in said:
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
-        time.sleep(_TICK_S if goes_on else 0)
+        while goes_on:
+            goes_on = is_running()
+            follower.poll(is_last=not goes_on)
+            board, elapsed_s = follower.board, follower.elapsed_s
+            new = {(e.t, e.text): f"{e.event}: {e.text}" for e in board.news}
+            said = [text for key, text in new.items() if key not in told]
+            told |= new.keys()
+            line = _plain_line(board)
+            is_due = elapsed_s >= due_s or board.phase != phase or not goes_on
+            if console.is_terminal:
+                live.update(render_board(board, elapsed_s), refresh=True)
+            elif line != last and is_due:
+                due_s, phase, last = elapsed_s + _PLAIN_EVERY_S, board.phase, line
+                said.append(f"{duration_text(elapsed_s)}: {line}")
+            for text in said:
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
+            time.sleep(_TICK_S if goes_on else 0)
+    if console.is_terminal:
+        console.print(render_board(follower.board, follower.elapsed_s))
 
 
 def _plain_line(board: Board) -> str:
@@ -139,7 +104,7 @@ def _plain_line(board: Board) -> str:
         ]
         if total.utilisation is not None:
             parts.append(f"utilisation {percent_text(total.utilisation)}")
-    if board.fd is not None:
+    if board.quality:
         parts.append(_quality(board))
     return ", ".join(parts)
 
@@ -164,27 +129,17 @@ def render_board(board: Board, elapsed_s: float) -> RenderableType:
         Text(board.phase, style="green" if board.phase in ("training", "done") else "yellow"),
     )
     lines: list[RenderableType] = [title, progress]
-    if board.fd is not None:
+    if board.quality:
         lines.append(Text(_quality(board)))
     if board.waiting:
         lines.append(Text(board.waiting, style="yellow"))
-    lines.append(_site_table(board))
-    lines += [
-        Text.assemble((event.event, "yellow"), f" {event.text}")
-        for event in board.news[-_MOST_NEWS:]
-    ]
-    return Group(*lines)
+    return Group(*lines, _site_table(board))
 
 
 def _quality(board: Board) -> str:
-    text, beside = f"Fréchet distance {number_text(board.fd)}", []
-    if board.fd_floor is not None:
-        beside.append(f"floor {number_text(board.fd_floor)}")
-    if board.fd == board.fd_untrained:  # it has not been measured since
-        text = f"untrained: {text}"
-    elif board.fd_untrained is not None:
-        beside.append(f"untrained {number_text(board.fd_untrained)}")
-    return f"{text} ({', '.join(beside)})" if beside else text
+    name, value, beside = board.quality_told()
+    start = "untrained: " if board.quality and board.quality.version == 0 else ""
+    return ", ".join([f"{start}{name} {value}", *beside[:1]])
 
 
 def _site_table(board: Board) -> Table:
@@ -192,7 +147,7 @@ def _site_table(board: Board) -> Table:
     for name in ("site", "state"):
         table.add_column(name, no_wrap=True)
     losses = sorted({name for row in board.sites.values() for name in row.losses})[:_MOST_LOSSES]
-    for name in ("step", *losses, "util.", "up", "down", "steps/s"):
+    for name in ("step", *losses, "util.", "up", "down"):
         # What does not fit is cut where it costs least, in the names of losses.
         width = _LOSS_WIDTH if name in losses else None
         table.add_column(Text(name), justify="right", no_wrap=True, max_width=width)
@@ -205,7 +160,6 @@ def _site_table(board: Board) -> Table:
             percent_text(row.utilisation),
             bytes_text(row.bytes_up),
             bytes_text(row.bytes_down),
-            number_text(row.steps_per_s),
             style="" if row.state == "training" else "dim",
         )
     return table

@@ -195,7 +195,7 @@ def metrics_of(record: Record) -> dict[str, float]:
         return {}
     metrics: dict[str, float] = {"step": record.step, "version": record.version}
     if isinstance(record, QualityRecord):
-        found = {f"quality/{name}": record.figure(name) for name in record.figures}
+        found = {f"quality/{name}": value for name, value in record.numbers.items()}
     else:
         names = ("samples", "compute_s", "wait_s", "bytes_up", "bytes_down")
         of_site = {name: getattr(record, name) for name in names}

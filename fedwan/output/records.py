@@ -79,12 +79,23 @@ class QualityRecord:
     figures: Mapping[str, Any]
     """`fd`, `fd_floor` and whatever else the workload measures."""
 
-    def figure(self, name: str) -> float | None:
-        """A finite figure, or None."""
-        value = self.figures.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return None
-        return float(value) if math.isfinite(value) else None
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Figures that are finite numbers, in order of their names."""
+        return numbers_of(self.figures)
+
+
+def numbers_of(figures: Mapping[str, Any]) -> dict[str, float]:
+    """Those that are finite numbers, in order of their names.
+
+    >>> numbers_of({"fd": 2, "histogram": [1], "a": math.inf, "b": True})
+    {'fd': 2}
+    """
+    return {
+        name: value
+        for name, value in sorted(figures.items())
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from fedwan.config import COMMAND
+from fedwan.errors import ConfigError
 from fedwan.files import replace_bytes
 from fedwan.output.board import SiteRow, read_run
-from fedwan.output.chart import WIDTH, Chart, Series, line_chart, stacked_bars
+from fedwan.output.chart import Chart, line_chart, stacked_bars
 from fedwan.output.records import EventRecord, QualityRecord, RoundRecord
-from fedwan.output.summary import features_text, read_summary
+from fedwan.output.summary import read_summary
 from fedwan.output.units import (
     bytes_text,
     duration_text,
@@ -25,12 +25,11 @@ from fedwan.output.units import (
     percent_text,
     sites_text,
     subject,
-    unmeasured_text,
 )
 
 _MOST_OWN = 8
 """Of a script's own figures."""
-_MOST_CHARTS = 20
+_MOST_CHARTS = 8
 """Of losses, and of norms."""
 _MOST_EVENTS = 200
 _FIRST_EVENTS = 20
@@ -43,7 +42,6 @@ def write_report(out: Path) -> Path:
     forms = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
     )
-    forms.filters["px"] = "{:.1f}".format
     path = out / "report.html"
     # Private as the run's other files are, whoever calls.
     html = forms.get_template("report.html").render(_contents(_Run(out)))
@@ -71,8 +69,12 @@ def _contents(run: _Run) -> dict[str, Any]:
     began = "no record yet"
     if run.records:
         began = f"{datetime.fromtimestamp(run.records[0].t, UTC):%Y-%m-%d %H:%M} UTC"
+    charts, no_charts = list[Chart](), ""
+    try:
+        charts = [chart for chart in _charts(run) if chart is not None]
+    except ConfigError as error:  # an extra is missing
+        no_charts = str(error)
     return {
-        "width": WIDTH,
         "title": f"{subject(config)} · {config.strategy}",
         "subtitle": f"{sites_text(config.num_sites)} · H = {config.h} · {config.steps:,} steps "
         f"per site · seed {config.seed} · {began}",
@@ -81,7 +83,8 @@ def _contents(run: _Run) -> dict[str, Any]:
         "picture": base64.b64encode(picture.read_bytes()).decode() if picture.is_file() else "",
         "no_picture": next((e.text for e in run.events if e.event == "samples_kept"), ""),
         "findings": [_finding(e) for e in run.events if e.event == "finding"],
-        "charts": [chart for chart in _charts(run) if chart is not None],
+        "charts": charts,
+        "no_charts": no_charts,
         "sites": [_site(row) for row in run.sites.values()],
         "events": _events(run),
         "config_text": (run.out / "config.yaml").read_text(encoding="utf-8"),
@@ -97,10 +100,11 @@ def _cards(run: _Run) -> list[tuple[str, str, str]]:
     fewer = f"{bytes_text(up)} up, {bytes_text(down)} down"
     if sync:
         fewer = f"synchronous training: {sync[0]}, {sync[1]}"
+    name, value, beside = run.board.quality_told()
     happened = [event.event for event in run.events]
     odd = f"{happened.count('rejoin')} rejoined, {happened.count('rejected')} rejected"
     return [
-        _quality(run),
+        (name.capitalize(), value, "; ".join(beside)),
         ("Sent over the wire", bytes_text(up + down), fewer),
         ("Utilisation", percent_text(known.utilisation), "share of the time that sites compute"),
         (
@@ -112,57 +116,25 @@ def _cards(run: _Run) -> list[tuple[str, str, str]]:
     ]
 
 
-def _quality(run: _Run) -> tuple[str, str, str]:
-    fd, floor = run.board.fd, run.board.fd_floor
-    own = _own_figures(run)
-    if fd is None and not own:
-        if run.qualities and run.config.workload == COMMAND:
-            return "Quality", number_text(None), unmeasured_text(run.qualities[-1].figures)
-        return "Quality", number_text(None), "not measured yet"
-    if own:
-        name, *others = own
-        latest = run.qualities[-1]
-        rest = (f"{other} {number_text(latest.figure(other))}" for other in others)
-        return name, number_text(latest.figure(name)), "; ".join(rest) or "as the script has it"
-    parts = []
-    if floor:
-        times = f"{fd / floor:.1f} times the " if fd else ""
-        parts.append(f"{times}floor {number_text(floor)}")
-    if (untrained := run.board.fd_untrained) is not None:
-        parts.append(f"untrained {number_text(untrained)}")
-    latest = run.qualities[-1]
-    if num := latest.figure("num_real"):
-        parts.append(f"{features_text(run.board.config, latest.figures)}n = {int(num)}")
-    text = "; ".join(parts) or "as the script has it"
-    return "Fréchet distance", number_text(fd), text
-
-
-def _own_figures(run: _Run) -> list[str]:
-    """Names of a script's own figures, where it measures no distance; as many as there is room."""
-    latest = run.qualities[-1] if run.qualities else None
-    if latest is None or latest.figure("fd") is not None:
-        return []
-    return [name for name in sorted(latest.figures) if latest.figure(name) is not None][:_MOST_OWN]
-
-
 def _charts(run: _Run) -> Iterator[Chart | None]:
     def figures(name: str) -> list[tuple[float, float | None]]:
-        return [(q.step, q.figure(name)) for q in run.qualities]
+        return [(q.step, q.numbers.get(name)) for q in run.qualities]
 
-    for name in _own_figures(run):
-        yield line_chart(f"{name} of the EMA weights", [Series("EMA", figures(name))], number_text)
-    known = [y for _, y in (*figures("fd"), *figures("fd_floor")) if y]
-    is_wide = bool(known) and max(known) > 20 * min(known)
-    title = "Fréchet distance of the EMA weights" + (" (log scale)" if is_wide else "")
-    floor = Series("floor (real against real)", figures("fd_floor"), is_reference=True)
-    yield line_chart(title, [Series("EMA", figures("fd")), floor], number_text, is_wide)
+    if known := [y for _, y in (*figures("fd"), *figures("fd_floor")) if y]:
+        is_wide = max(known) > 20 * min(known)
+        title = "Fréchet distance of the EMA weights" + (" (log scale)" if is_wide else "")
+        lines = {"EMA": figures("fd"), (floor := "floor (real against real)"): figures("fd_floor")}
+        yield line_chart(title, lines, number_text, is_log=is_wide, reference=floor)
+    elif run.qualities:  # a script's own
+        for name in list(run.qualities[-1].numbers)[:_MOST_OWN]:
+            yield line_chart(f"{name} of the EMA weights", {"EMA": figures(name)}, number_text)
     yield from _per_site("Loss", run, lambda record: record.losses)
     # One point per step of the run, as sites may have a pace of their own: what all had sent.
-    sent = []
+    sent = {}
     for name in ("up", "down"):
         sums = accumulate(getattr(record, f"bytes_{name}") for record in run.rounds)
         steps = (record.run_step for record in run.rounds)
-        sent.append(Series(name, sorted(dict(zip(steps, sums, strict=True)).items())))
+        sent[name] = sorted(dict(zip(steps, sums, strict=True)).items())
     yield line_chart("Bytes on the wire, all sites", sent, bytes_text)
     busy = {name: (row.compute_s, row.wait_s) for name, row in run.sites.items()}
     title = "Where the time of each site went"
@@ -179,11 +151,11 @@ def _per_site(
         by_site[record.site].append(record)
     counts = Counter(name for record in run.rounds for name in values_of(record))
     for name in sorted(name for name, _ in counts.most_common(_MOST_CHARTS)):
-        series = [
-            Series(site, [(record.step, values_of(record).get(name)) for record in records])
+        lines = {
+            site: [(record.step, values_of(record).get(name)) for record in records]
             for site, records in by_site.items()
-        ]
-        yield line_chart(f"{what}: {name}", series, number_text)
+        }
+        yield line_chart(f"{what}: {name}", lines, number_text)
 
 
 def _site(row: SiteRow) -> list[str]:

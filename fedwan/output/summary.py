@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from fedwan.config import COMMAND, Config, PrivacyConfig
+from fedwan.config import COMMAND, PrivacyConfig
 from fedwan.errors import ConfigError
 from fedwan.files import replace_text
 from fedwan.output.board import Board
@@ -25,7 +25,6 @@ from fedwan.output.units import (
     number_text,
     percent_text,
     sites_text,
-    unmeasured_text,
 )
 
 
@@ -121,9 +120,11 @@ def render_summary(summary: Summary, board: Board, out: Path) -> Panel:
 
 def _lines(summary: Summary, board: Board, out: Path) -> Iterator[tuple[str, str | Text]]:
     """Rows; strings are markup, and hold nothing that a site or user has named."""
-    first, *more = _quality_texts(summary, board)
-    yield "quality", first
-    yield from (("", text) for text in more)
+    name, value, beside = board.quality_told(summary.quality)
+    name = "" if name == "quality" else f"{name} "
+    yield "quality", Text.assemble(name, (value, "bold"), *(f", {text}" for text in beside[:1]))
+    if beside[1:]:
+        yield "", Text("; ".join(beside[1:]))
     sent = summary.bytes_up + summary.bytes_down
     detail = f"{bytes_text(summary.bytes_up)} up, {bytes_text(summary.bytes_down)} down"
     yield "bytes", f"[bold]{bytes_text(sent)}[/] over the wire ({detail})"
@@ -161,36 +162,3 @@ def _lines(summary: Summary, board: Board, out: Path) -> Iterator[tuple[str, str
         what = "none: the script gives no sample=" if is_own else "stay with the sites"
         yield "samples", what
     yield "report", Text(str(out / "report.html"), "cyan")
-
-
-def features_text(config: Config, figures: Mapping[str, Any]) -> str:
-    """What images were seen through when their distance was measured, and a comma."""
-    if config.eval.features:
-        return f"{Path(config.eval.features).name}, "
-    if config.workload == COMMAND or "modes" in figures:
-        return ""
-    return "own classifier, " if "histogram" in figures else "random features, "
-
-
-def _quality_texts(summary: Summary, board: Board) -> Iterator[Text]:
-    """The distance, and what it was seen through; or whatever else was measured."""
-    figures = {
-        name: value
-        for name, value in summary.quality.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-    fd, floor = figures.get("fd"), figures.get("fd_floor")
-    if fd is None:
-        others = [f"{name} {number_text(value)}" for name, value in figures.items()]
-        yield Text("; ".join(others) or f"not measured: {unmeasured_text(summary.quality)}")
-        return
-    times = f"{fd / floor:.1f} times the " if fd and floor else ""
-    more = f", {times}floor {number_text(floor)}" if floor else ""
-    yield Text.assemble("Fréchet distance ", (number_text(fd), "bold"), more)
-    parts = []
-    if num := figures.get("num_real"):
-        parts.append(f"{features_text(board.config, summary.quality)}n = {int(num)}")
-    if board.fd_untrained is not None:
-        parts.append(f"untrained {number_text(board.fd_untrained)}")
-    if parts:
-        yield Text("; ".join(parts))

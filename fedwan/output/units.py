@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from fedwan.config import COMMAND, Config
 
@@ -90,16 +89,6 @@ def subject(config: Config) -> str:
         return "a script of the sites' own"
     split = "" if config.data.split == "iid" else f", {config.data.split}"
     return f"{config.workload} on {config.data.name}{split}"
-
-
-def unmeasured_text(figures: Mapping[str, Any]) -> str:
-    """Why a script's figures hold none that can be shown.
-
-    >>> unmeasured_text({"fd": math.nan}), unmeasured_text({})
-    ('no finite number: fd', 'the script gives no evaluate=')
-    """
-    names = sorted(name for name, value in figures.items() if not isinstance(value, list))
-    return f"no finite number: {', '.join(names)}" if names else "the script gives no evaluate="
 
 
 def sites_text(num: int) -> str:

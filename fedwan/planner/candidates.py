@@ -7,7 +7,7 @@ and refuse as they do for a run. What the user has settled is kept; τ is left o
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,12 +17,10 @@ from fedwan.app import load_strategy, strategy_names
 from fedwan.config import CODECS as NAMED
 from fedwan.config import CodecConfig, Config, StreamConfig
 from fedwan.errors import ConfigError
-from fedwan.planner.costs import Costs
-from fedwan.planner.links import WireLink
+from fedwan.planner.costs import Costs, WireLink
 from fedwan.recipes import resolve_strategy
 from fedwan.state import Layout, Role, TensorSpec
 from fedwan.strategy import Strategy
-from fedwan.workloads.base import NetworkKind
 
 ALL = "all"
 """As `strategy`: every one that the app holds."""
@@ -45,7 +43,6 @@ class Question:
 
     config: Config
     named: frozenset[str]
-    networks: Mapping[str, NetworkKind]
     layout: Layout
     step_s: float
     link: WireLink
@@ -103,10 +100,16 @@ def candidates(question: Question) -> list[Candidate]:
         except ConfigError as error:
             errors[name] = error
             continue
-        if question.settles("stream") and not kind.overlap.tau and config.strategy == ALL:
-            continue  # it would refuse them, which is no answer to somebody who wants to stream
-        if kind.share and config.strategy == ALL:
-            continue  # another model: the link alone is no reason to train it
+        if config.strategy == ALL:
+            if question.settles("stream") and not kind.overlap.tau:
+                continue  # it would refuse them: no answer to somebody who wants to stream
+            if kind.share or kind.clock == "samples":
+                continue  # another model; a pace of their own, where all sites are alike
+        elif kind.clock == "samples":
+            raise ConfigError(
+                f"strategy = {name!r} cannot be planned: it is for unequal sites, and a plan takes "
+                "all to be alike; name another one"
+            )
         for settings in _variants(question, plain, kind):
             try:
                 found.append(candidate(settings, question))
@@ -121,7 +124,7 @@ def candidate(config: Config, question: Question) -> Candidate:
     """These settings with the rest filled in by its recipe; a `ConfigError` if they cannot run."""
     config = copy.deepcopy(config)
     recipe = load_strategy(config.strategy)
-    resolve_strategy(recipe, config, question.networks)
+    resolve_strategy(recipe, config, {NETWORK: "regression"})
     strategy: Strategy = recipe.build(config)
     return Candidate(config, strategy, len(strategy.fragments(question.layout)))
 

@@ -1,38 +1,34 @@
-"""What steps, coding, merging and copying take, and what a fragment weighs on the wire.
+"""What coding, merging and copying take, what a fragment weighs, and how long bytes take.
 
-Defaults are one core of the machine of docs/results.md: `benchmarks/codecs.py` for the codecs,
-docs/log.md ("codecs in plain torch") for the rest. Where a workload is given, its steps and the
-codecs are timed on this machine, a few seconds with the first site's shard. What packing takes is
-left out: it goes on beside sending.
+Coding is that of one core of the machine of docs/results.md (`benchmarks/codecs.py`); docs/log.md
+has the rest ("codecs in plain torch"), docs/plan.md where each constant of links comes from. What
+packing takes is left out: it goes on beside sending.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from fedwan.codecs import Codec, codec_by_name, fp32
-from fedwan.config import Config, site_names
-from fedwan.errors import ConfigError
+from fedwan.codecs import fp32
+from fedwan.config import LinkConfig
 from fedwan.fragments import Fragment, whole
-from fedwan.link.client import CHUNK_BYTES
-from fedwan.link.framing import pack
-from fedwan.models.experts import train_own
-from fedwan.rng import NamedGenerators
-from fedwan.site.joining import choose_device
-from fedwan.site.recipe import open_data
-from fedwan.state import Layout, Role, TensorSpec
+from fedwan.link.framing import FAST
+from fedwan.link.measure import Measurement, Way
+from fedwan.link.tcp import MSS_BYTES
+from fedwan.state import Layout
 from fedwan.strategy import Strategy
-from fedwan.workloads.base import Workload, keep_local
 
-BUDGET_S = 2.0
-"""That steps are timed for."""
-SAMPLE_VALUES = 1 << 22
+PACKET_BYTES = 1500
+ACK_BYTES = 52
+ACK_SHARE = 1 / (1 + ACK_BYTES / (2 * PACKET_BYTES))
+"""What is left of a direction while the other one is as busy."""
+OVERSHOOT = 0.04
+"""Of what bbr sends without a pace, what is lost at the queue; 0.02 to 0.06 were seen."""
+PROBE_EVERY_S = 10.0
+"""bbr empties the link to see the round trip, for `PROBE_S` or a round trip, and refills it."""
+PROBE_S = 0.2
 
 
 class Speed(NamedTuple):
@@ -54,31 +50,30 @@ _TABLE = {
 CODECS = {name: Speed(4e-6 / up, 4e-6 / add, left) for name, (up, add, left) in _TABLE.items()}
 _LOGGED_VALUES = 57_182_660
 """Of the model whose times docs/log.md has."""
+_CHECK_S = 0.040 / _LOGGED_VALUES
+"""To check a value of a contribution: layout, checksum, finite."""
+_OUTER_S = (0.105 + 0.043 + 0.015) / _LOGGED_VALUES
+"""Outer step, commit and moving average, once a round."""
+_COPY_S = 0.3e-9
+"""To copy or blend a value that is in memory: 12 bytes at 40 GB/s."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds per value; a codec that is missing costs as much as the slowest."""
+    """What is not the same for all settings."""
 
-    codecs: Mapping[str, Speed] = field(default_factory=lambda: CODECS)
-    check_s: float = 0.040 / _LOGGED_VALUES
-    """To check a contribution: layout, checksum, all values finite."""
-    outer_s: float = (0.105 + 0.043 + 0.015) / _LOGGED_VALUES
-    """Outer step, commit and moving average, once a round."""
-    copy_s: float = 0.3e-9
-    """To copy or blend a value that is in memory: 12 bytes at 40 GB/s."""
     stands_for: float = 1.0
-    """Sites for which each simulated one stands: all are merged, and fetched where due."""
+    """Sites for which each simulated one stands: all are merged."""
     packs: bool = True
 
     def left(self, codec: str) -> float:
         """Share of a codec's bytes that travels."""
-        return self.speed(codec).packed if self.packs else 1.0
+        return speed(codec).packed if self.packs else 1.0
 
-    def speed(self, codec: str) -> Speed:
-        """Of a codec."""
-        slowest = Speed(*map(max, zip(*self.codecs.values(), strict=True)))
-        return self.codecs.get(codec, slowest)
+
+def speed(codec: str) -> Speed:
+    """Of a codec; as slow as the slowest if it is not in the table."""
+    return CODECS.get(codec, Speed(*map(max, zip(*CODECS.values(), strict=True))))
 
 
 class Load(NamedTuple):
@@ -101,7 +96,7 @@ class Load(NamedTuple):
 
 
 def global_bytes(layout: Layout, costs: Costs) -> int:
-    """Of the whole model in fp32: the initial weights, or what a site that returns is sent."""
+    """Of the whole model in fp32: the initial weights."""
     return math.ceil(fp32().payload_bytes(whole(layout)[0].layout) * costs.left("fp32"))
 
 
@@ -109,74 +104,61 @@ def load_of(strategy: Strategy, fragment: Fragment, costs: Costs) -> Load:
     """Of a fragment."""
     layout, part = fragment.layout, strategy.part(fragment, 0).layout
     count, own = (sum(spec.num_values for spec in specs.values()) for specs in (layout, part))
-    up, down = costs.speed(strategy.up.name), costs.speed(strategy.down.name)
+    up, down = speed(strategy.up.name), speed(strategy.down.name)
     # A lossy update is decoded by the coordinator too, which moves by what the sites will.
     followed_s = 0.0 if strategy.down.is_exact else down.add_s
-    # Where every contribution makes a version, those of the sites that one stands for do, too.
-    versions = 1.0 if strategy.policy.arrivals_from is None else costs.stands_for
-    down_share = versions * costs.left(strategy.down.name)
-    down_bytes = math.ceil(strategy.down.payload_bytes(layout) * down_share)
-    if versions > 1.0:  # a site that would have to fetch more takes the whole weights
-        down_bytes = min(down_bytes, global_bytes(layout, costs))
     return Load(
         up_bytes=math.ceil(strategy.up.payload_bytes(part) * costs.left(strategy.up.name)),
-        down_bytes=down_bytes,
+        down_bytes=math.ceil(strategy.down.payload_bytes(layout) * costs.left(strategy.down.name)),
         encode_s=own * up.encode_s,
-        hold_s=own * costs.copy_s if strategy.overlap.tau else 0.0,
-        apply_s=versions * count * down.add_s,
-        land_s=count * costs.copy_s,
-        check_s=own * costs.check_s,
+        hold_s=own * _COPY_S if strategy.overlap.tau else 0.0,
+        apply_s=count * down.add_s,
+        land_s=count * _COPY_S,
+        check_s=own * _CHECK_S,
         merge_s=own * up.add_s * costs.stands_for,
-        commit_s=versions * count * (costs.outer_s + down.encode_s + followed_s),
+        commit_s=count * (_OUTER_S + down.encode_s + followed_s),
     )
 
 
-# Measured here ----------------------------------------------------------------------------------
+class Pipe(NamedTuple):
+    """One direction of a link: its rate for payloads, once TCP has found it, and round trip."""
+
+    bytes_per_s: float
+    rtt_s: float
+
+    def transfer_s(self, num_bytes: float) -> float:
+        """Seconds from the first byte that leaves to the last."""
+        return num_bytes / self.bytes_per_s
 
 
-def step_seconds(config: Config, workload: Workload) -> float:
-    """Seconds of a step, the median of some; the workload's weights move."""
-    if hasattr(workload, "prepare"):
-        raise ConfigError(
-            f"workload {config.workload!r} encodes its data before the first step, so that none is "
-            "timed here; add step_s=SECONDS, what a step takes"
-        )
-    device = choose_device(config.device)
-    rng = NamedGenerators(config.seed, "calibration")
-    shard = open_data(config, site_names(config)[0])
-    stream = shard.loader(config.data.batch, rng["data"], device)
-    train_own(workload.networks.values(), 0, shard.count)
-    return _seconds(lambda: workload.step(next(stream), rng, keep_local), BUDGET_S)
+class WireLink(NamedTuple):
+    """Both directions, each with a line of its own."""
+
+    up: Pipe
+    down: Pipe
+
+    def packs(self) -> bool:
+        """Whether payloads are packed on it."""
+        return min(self.up.bytes_per_s, self.down.bytes_per_s) < FAST
 
 
-def coding_costs(layout: Layout) -> dict[str, Speed]:
-    """What coding takes here, for every codec that has a default.
-
-    Of normal values, which pack worst, as many as there are, up to `SAMPLE_VALUES`.
-    """
-    count = min(SAMPLE_VALUES, sum(spec.num_values for spec in layout.values()))
-    values = 1e-3 * torch.randn(count, generator=torch.Generator().manual_seed(0))
-    spec = TensorSpec((count,), values.dtype, Role.PARAMETER)
-    return {name: _coding_speed(codec_by_name(name), values, {"values": spec}) for name in CODECS}
-
-
-def _coding_speed(codec: Codec, values: Tensor, layout: Layout) -> Speed:
-    total, count = values.clone(), len(values)
-    payload, _ = codec.encode({"values": values}, {}, layout)
-
-    def add() -> None:
-        for _, coded in codec.read_each(payload, layout):
-            coded.add_to(total)
-
-    encode_s = _seconds(lambda: codec.encode({"values": values}, {}, layout))
-    add_s = _seconds(add)
-    data = payload.read(0, min(payload.num_bytes, CHUNK_BYTES))
-    return Speed(encode_s / count, add_s / count, len(pack(0, data).data) / len(data))
+def modelled_link(link: LinkConfig) -> WireLink:
+    """The link that a configuration describes, alike both ways; one that loses no packets."""
+    rtt_s = link.rtt_ms / 1e3
+    rate, pace = link.rate_mbit or math.inf, link.pace_mbit or math.inf
+    mbit = min(rate, pace) * MSS_BYTES / PACKET_BYTES * ACK_SHARE
+    if link.congestion in ("auto", "bbr"):
+        mbit *= 1 - (max(PROBE_S, rtt_s) + rtt_s) / PROBE_EVERY_S
+        mbit *= 1.0 if pace < rate else 1 - OVERSHOOT
+    pipe = Pipe(max(mbit, 1e-6) * 1e6 / 8, rtt_s)
+    return WireLink(pipe, pipe)
 
 
-def _seconds(call: Callable[[], object], budget_s: float = 0.03) -> float:
-    """The median of as many calls as the time is enough for."""
-    from torch.utils.benchmark import Timer
+def measured_link(found: Measurement) -> WireLink:
+    """The link that `fedwan doctor link` measured: goodput is what it saw, theory has no say."""
 
-    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
-    return timer.blocked_autorange(min_run_time=budget_s).median
+    def pipe(way: Way) -> Pipe:
+        bytes_per_s = max(way.mbit, 1e-3) * ACK_SHARE * 1e6 / 8
+        return Pipe(bytes_per_s, found.rtt_ms / 1e3)
+
+    return WireLink(pipe(found.up), pipe(found.down))

@@ -1,7 +1,8 @@
-"""Utilisation, bytes, time and cost of a setting: a few rounds of it in virtual time.
+"""Utilisation, bytes, time and cost of a setting, and which to take (docs/plan.md).
 
-What is told is the middle of a long run: the first rounds, in which the lines fill up, and the last
-one, where nothing overlaps, are left out, as in `benchmarks/timed.py`.
+A setting is played for a few rounds in virtual time. What is told is the middle of a long run: the
+first rounds, in which the lines fill up, and the last one, where nothing overlaps, are left out, as
+in `benchmarks/timed.py`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import copy
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from fedwan.output.units import aligned, bytes_text, duration_text
 from fedwan.planner.candidates import Candidate, Question, candidate
-from fedwan.planner.costs import global_bytes, load_of
+from fedwan.planner.costs import global_bytes
 from fedwan.planner.virtual import Course, VirtualRun
 
 ROUNDS = 14
@@ -24,6 +28,11 @@ TAU_SHARES = (0.25, 0.5, 0.8)
 """Of H, as τ to choose from, besides 5 (which Streaming DiLoCo found safe) and H - 1."""
 AS_GOOD = 0.005
 """Utilisation that a shorter τ may cost."""
+ENOUGH = 0.95
+MOST_H = 50
+MOST_CORRECTED_H = 20
+_UNTRUSTED = "*"
+"""Behind the codec of a setting whose quality was not shown, and before the line that says so."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +42,6 @@ class Prediction:
     candidate: Candidate
     utilisation: float
     """Share of the time in which sites compute; NaN if the run would stop."""
-    round_s: float
-    up_s: float
-    down_s: float
-    coordinator_s: float
     bytes_per_step: float
     """Of a site, both ways."""
     wall_s: float
@@ -70,22 +75,16 @@ def _predict(chosen: Candidate, question: Question, cache: dict[object, Course])
     strategy, layout, link = chosen.strategy, question.layout, question.link
     course = _course(chosen, question, cache)
     num_sites = question.config.num_sites
-    loads = [load_of(strategy, f, question.costs) for f in strategy.fragments(layout)]
     up, down = (total / course.num_steps for total in (course.bytes_up, course.bytes_down))
     utilisation = math.nan
     if not course.stopped:
         utilisation = course.utilisation(strategy.h * question.step_s, SKIPPED, ROUNDS - 1)
     first_bytes = global_bytes(layout, question.costs)
-    first_s = link.up.transfer_s(first_bytes, math.inf) + link.up.rtt_s / 2
+    first_s = link.up.transfer_s(first_bytes) + link.up.rtt_s / 2
     num_steps = chosen.config.steps
-    commits = 1 if strategy.policy.arrivals_from is None else num_sites
     return Prediction(
         candidate=chosen,
         utilisation=utilisation,
-        round_s=strategy.h * question.step_s / utilisation,
-        up_s=strategy.h * up / link.up.bytes_per_s,
-        down_s=strategy.h * down / link.down.bytes_per_s,
-        coordinator_s=sum(num_sites * load.merge_s + commits * load.commit_s for load in loads),
         bytes_per_step=up + down,
         wall_s=first_s + num_steps * question.step_s / utilisation,
         num_bytes=first_bytes + (up + down) * num_steps * num_sites,
@@ -97,7 +96,7 @@ def _course(chosen: Candidate, question: Question, cache: dict[object, Course]) 
     strategy = chosen.strategy
     key = (
         *(strategy.contributes, strategy.h, strategy.overlap.tau, chosen.num_fragments),
-        *(strategy.clock, strategy.up.name, strategy.down.name, strategy.policy),
+        *(strategy.up.name, strategy.down.name, strategy.policy),
     )
     if key not in cache:
         config = copy.deepcopy(chosen.config)
@@ -106,9 +105,120 @@ def _course(chosen: Candidate, question: Question, cache: dict[object, Course]) 
         config.round.quorum = math.ceil(config.round.quorum * count / config.num_sites)
         config.sites = count
         few = candidate(config, question).strategy
-        if few.policy.arrivals_from is not None:  # without a warm-up
-            few = few._replace(policy=few.policy._replace(arrivals_from=0))
         cache[key] = VirtualRun(
             few, question.layout, count, ROUNDS * few.h, question.step_s, question.link, costs
         ).play()
     return cache[key]
+
+
+def rank(predictions: Sequence[Prediction], question: Question) -> list[Prediction]:
+    """Best first; without those that would stop, or whose H is larger than it must be."""
+    least_h: dict[tuple[str, str], int] = {}  # that is enough, by strategy and codecs
+    for p in sorted(predictions, key=lambda p: p.candidate.strategy.h):
+        if p.utilisation >= ENOUGH and "h" not in question.named:
+            least_h.setdefault(p.family, p.candidate.strategy.h)
+    running = (p for p in predictions if not p.stopped)
+    kept = (p for p in running if p.candidate.strategy.h <= least_h.get(p.family, math.inf))
+    return sorted(kept, key=lambda p: _order(p, question))
+
+
+def _order(prediction: Prediction, question: Question) -> tuple[object, ...]:
+    strategy, outer = prediction.candidate.strategy, prediction.candidate.config.outer
+    is_enough = prediction.utilisation >= ENOUGH
+    return (
+        not is_enough,
+        not _doubts(prediction) <= question.named,
+        prediction.bytes_per_step if is_enough else -round(prediction.utilisation, 4),
+        *(strategy.overlap.tau, prediction.bytes_per_step),
+        # Where nothing else decides: blending updates in was tried more, so were outer optimisers.
+        bool(strategy.hook and strategy.overlap.tau),
+        not any(step.momentum for step in outer.values()),
+    )
+
+
+def _doubts(prediction: Prediction) -> set[str]:
+    """Keys whose values have not shown their quality with this strategy."""
+    strategy = prediction.candidate.strategy
+    corrects = strategy.hook is not None and not strategy.overlap.tau
+    doubts = {"codec.up"} if strategy.up.has_feedback and not corrects else set()
+    return doubts | ({"h"} if strategy.h > (MOST_CORRECTED_H if corrects else MOST_H) else set())
+
+
+def why(ranked: Sequence[Prediction]) -> str:
+    """The sentence that recommends the first of them."""
+    best = ranked[0]
+    take, known = f"take {_setting(best)}", "known to train well "
+    if _doubts(best):
+        take, known = f"if its quality holds (see docs/plan.md), {take}", ""
+    if best.utilisation >= ENOUGH:
+        return (
+            f"{take}: its sites compute {best.utilisation:.1%} of the time, and of the settings "
+            f"{known}that come to {ENOUGH:.0%} it sends the fewest bytes, "
+            f"{bytes_text(best.bytes_per_step)} a step and site"
+        )
+    return (
+        f"{take}: no setting {known}has its sites compute {ENOUGH:.0%} of the time, and with it "
+        f"they come nearest, {best.utilisation:.1%}"
+    )
+
+
+def _setting(prediction: Prediction) -> str:
+    candidate = prediction.candidate
+    text = f"{candidate.config.strategy}, {candidate.codec}, H = {candidate.strategy.h}"
+    if tau := candidate.strategy.overlap.tau:
+        text += f", {candidate.num_fragments} fragments, τ = {tau}"
+    return text
+
+
+def words_of(best: Prediction) -> str:
+    """What settles it on the command line of a run."""
+    candidate, strategy = best.candidate, best.candidate.strategy
+    words = [f"strategy={candidate.config.strategy}", f"h={strategy.h}"]
+    words += [f"codec.up={strategy.up.name}", f"codec.down={strategy.down.name}"]
+    if strategy.overlap.tau:
+        words += [f"stream.fragments={candidate.num_fragments}"]
+        words += [f"stream.tau={strategy.overlap.tau}"]
+    return " ".join(words)
+
+
+def row_of(prediction: Prediction, question: Question) -> dict[str, Any]:
+    """One setting for JSON; `usd` is None where no price was given."""
+    candidate, price = prediction.candidate, question.usd_per_gb
+    return {
+        "strategy": candidate.config.strategy,
+        "h": candidate.strategy.h,
+        "codec": candidate.codec,
+        "fragments": candidate.num_fragments,
+        "tau": candidate.strategy.overlap.tau,
+        "utilisation": round(prediction.utilisation, 4),
+        "bytes_per_step": round(prediction.bytes_per_step),
+        "wall_s": round(prediction.wall_s, 1),
+        "usd": round(prediction.num_bytes / 1e9 * price, 2) if price else None,
+        "is_shown": not _doubts(prediction),
+    }
+
+
+def table_lines(predictions: Sequence[Prediction], question: Question, most: int = 0) -> list[str]:
+    """A header and a line per setting, at most so many if `most` says; alike ones share a line."""
+    head = ["strategy", "codec", "H", "fragments", "τ", "computing", "bytes/site/hour", "time"]
+    names: dict[tuple[str, ...], list[str]] = {}
+    for prediction in predictions:
+        cells = tuple(_cells(prediction, question))
+        names.setdefault(cells, []).append(prediction.candidate.config.strategy)
+    found = [[", ".join(strategies), *cells] for cells, strategies in names.items()]
+    rows = [head + (["cost"] if question.usd_per_gb else []), *found[: most or None]]
+    lines = aligned(rows, left=2)
+    if any(_UNTRUSTED in row[1] for row in rows):
+        lines.append(f"{_UNTRUSTED} not yet shown to keep the quality: see docs/plan.md")
+    if len(found) >= len(rows):
+        lines.append(f"{len(found) - len(rows) + 1} more: --all")
+    return lines
+
+
+def _cells(prediction: Prediction, question: Question) -> list[str]:
+    row = row_of(prediction, question)
+    hourly = prediction.bytes_per_step / question.step_s * prediction.utilisation * 3600
+    codec = row["codec"] + ("" if row["is_shown"] else _UNTRUSTED)
+    cells = [codec, str(row["h"]), str(row["fragments"]), str(row["tau"] or "–")]
+    cells += [f"{prediction.utilisation:.1%}", bytes_text(hourly), duration_text(prediction.wall_s)]
+    return cells + ([f"${row['usd']:,.2f}"] if question.usd_per_gb else [])

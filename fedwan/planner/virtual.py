@@ -2,8 +2,8 @@
 
 The order of things at a site is that of `fedwan.site`: at a step, updates land that have flown for
 τ steps (the site waits for those that are not here), then what is due departs, and without overlap
-its update is waited for at once. A site asks for an update before it sends. At a pace of its own it
-fetches updates until its contribution is in them, or the whole weights.
+its update is waited for at once. A site asks for an update before it sends. All sites are alike, so
+that strategies whose sites go at a pace of their own are none to plan.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 from fedwan.fragments import due_step
 from fedwan.link import wire_pb2 as wire
-from fedwan.planner.costs import Costs, global_bytes, load_of
-from fedwan.planner.links import Pipe, WireLink
+from fedwan.planner.costs import Costs, Pipe, WireLink, load_of
 from fedwan.protocol.round import Key, Round
 from fedwan.protocol.rounds import Rounds
 from fedwan.state import Layout
@@ -39,7 +38,6 @@ class Course:
     num_steps: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
-    """Without the final weights of sites at a pace of their own."""
     marks: list[list[float]] = field(default_factory=list)
     """By site, when the step after so many times H began, as far as it came."""
     stopped: str = ""
@@ -63,8 +61,7 @@ class _Line:
     def carry(self, num_bytes: float, from_s: float) -> float:
         """When the last byte has arrived, of bytes that are there at a time to be sent."""
         begins_s = max(from_s, self._free_at_s)
-        idle_s = begins_s - self._free_at_s
-        self._free_at_s = begins_s + self._pipe.transfer_s(num_bytes, idle_s)
+        self._free_at_s = begins_s + self._pipe.transfer_s(num_bytes)
         return self._free_at_s + self._pipe.rtt_s / 2
 
 
@@ -96,7 +93,6 @@ class _Site:
         self._step = 0
         self._flights: deque[_Flight] = deque()
         self._departures = deque(run.departures())
-        self._version = 0  # of the global weights that it has, at a pace of its own
         self._encoder_free_at_s = 0.0
         self._is_waiting = False
         run.at(0.0, self._go_on)
@@ -138,8 +134,6 @@ class _Site:
                     run.at(ready_at_s, self._go_on)
                 return UNKNOWN
             now_s += run.loads[flights.popleft().key.fragment].land_s
-            if run.is_paced:
-                self._departures.append((step + run.h, 0, self._version))
         return now_s
 
     def _depart(self, key: Key, now_s: float) -> float:
@@ -157,43 +151,23 @@ class _Site:
         flight = _Flight(key, self._step + tau, leaves_s + self._rtt_s / 2, whole_s)
         self._flights.append(flight)
         run.at(whole_s, run.arrive, key)
-        self.ask(flight, key.version + 1)
+        self.ask(flight)
         return now_s
 
-    def ask(self, flight: _Flight, version: int) -> None:
-        """Want an update; it comes, or that of a later version, now or once it is out."""
-        run, fragment = self._run, flight.key.fragment
+    def ask(self, flight: _Flight) -> None:
+        """Want the update that a contribution goes into; it comes now, or once it is out."""
+        run, fragment, version = self._run, flight.key.fragment, flight.key.version + 1
         answer, update = run.rounds.answer(self.name, fragment, version)
         if answer == wire.DownloadHeader.NOT_YET:
             run.waiting.setdefault((fragment, version), []).append((self, flight))
             return
-        now_s = max(run.now_s, flight.asks_at_s)
-        if answer == wire.DownloadHeader.SUPERSEDED:
-            now_s += self._rtt_s  # told that the update is gone, it asks for the weights
-        num_bytes = update.num_bytes if update else run.global_bytes
-        here_s = self._down.carry(num_bytes, now_s) + run.loads[fragment].apply_s
-        run.course.bytes_down += num_bytes
-        if run.is_paced:
-            version = version if update else run.rounds.versions[fragment]
-            run.at(here_s, self._take, flight, version, run.rounds.tell(self.name, fragment))
-        else:
-            self._is_ready(flight, max(here_s, flight.whole_s))
-
-    def _take(self, flight: _Flight, version: int, told: wire.DownloadHeader) -> None:
-        """At a pace of its own: an update is here, and perhaps not the last of them."""
-        self._version, sent = version, flight.key.version
-        is_merged = 0 < told.merged_into <= version and told.merged_from >= sent
-        if is_merged or version > sent + 1 + self._run.strategy.policy.max_staleness:
-            self._is_ready(flight, self._run.now_s)
-        else:
-            flight.asks_at_s = self._run.now_s + self._rtt_s / 2
-            self.ask(flight, version + 1)
-
-    def _is_ready(self, flight: _Flight, ready_at_s: float) -> None:
-        flight.ready_at_s = ready_at_s
+        assert update is not None, "sites that are alike are never left behind"
+        here_s = self._down.carry(update.num_bytes, max(run.now_s, flight.asks_at_s))
+        run.course.bytes_down += update.num_bytes
+        flight.ready_at_s = max(here_s + run.loads[fragment].apply_s, flight.whole_s)
         if self._is_waiting and flight is self._flights[0]:
             self._is_waiting = False
-            self._run.at(ready_at_s, self._go_on)
+            run.at(flight.ready_at_s, self._go_on)
 
 
 class _Payload(NamedTuple):
@@ -218,8 +192,7 @@ class VirtualRun:
         self.fragments = strategy.fragments(layout)
         self.loads = [load_of(strategy, fragment, costs) for fragment in self.fragments]
         self.h, self.tau = strategy.h, strategy.overlap.tau
-        self.is_paced = strategy.clock == "samples"
-        self.global_bytes = global_bytes(layout, costs)
+        assert strategy.clock == "versions"
         self.course = Course()
         self.now_s = 0.0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -251,9 +224,7 @@ class VirtualRun:
         return self.course
 
     def departures(self) -> list[tuple[int, int, int]]:
-        """Step, fragment and version of a site's contributions; at its own pace of the first."""
-        if self.is_paced:
-            return [(self.h, 0, 0)]
+        """Step, fragment and version of a site's contributions."""
         return sorted(
             (due_step(f, version, self.h, self.num_steps), f.index, version)
             for f in self.fragments
@@ -274,8 +245,6 @@ class VirtualRun:
         """Turn to the next round."""
         if not self.rounds.is_done:
             self._tick(self.rounds.begin(self.now_s))
-        elif self.is_paced:
-            self._heap.clear()
 
     def _tick(self, present: Round[_Payload]) -> None:
         self._consider(present)
@@ -305,5 +274,5 @@ class VirtualRun:
         fragment, version = present.fragment.index, present.version + 1
         self.rounds.publish(self._updates[fragment])
         for site, flight in self.waiting.pop((fragment, version), ()):
-            site.ask(flight, version)
+            site.ask(flight)
         self._begin()

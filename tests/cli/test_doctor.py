@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from fedwan.cli import doctor
 from fedwan.link import client, measure, tls
 from fedwan.link.server import DataPlane
 from tests.cli.conftest import Command
@@ -76,7 +75,6 @@ def test_figures_and_the_same_as_json(
         (("127.0.0.1:1", "--identity", "coordinator"), "a coordinator's certificate"),
         (("127.0.0.1:1", "--identity", "nobody"), "ca.crt is missing"),
         (("127.0.0.1:1", "--seconds", "nan"), "--seconds = nan is out of range"),
-        (("127.0.0.1:1", "link.rtt_ms=100"), "has no effect on a measurement, which heeds link.c"),
         (("127.0.0.1:1", "link.pace=90"), "did you mean 'link.pace_mbit'?"),
         (("127.0.0.1:1", "link.congestion=brr"), "is none of auto, bbr, cubic, system; did you me"),
         (("127.0.0.1:1", "cubic"), "'cubic' is no key=value"),
@@ -114,20 +112,15 @@ def test_a_listener_that_says_nothing_is_given_up(
 
 
 @linux
-def test_it_measures_as_the_run_is_configured_and_words_beat_its_file(
+def test_it_measures_as_words_say(
     plane: DataPlane, identities: Path, tmp_path: Path, fedwan: Command
 ) -> None:
-    config, path = tmp_path / "run.yaml", tmp_path / "link.json"
-    config.write_text("steps: 100\nlink:\n  congestion: cubic\n  pace_mbit: 900\n")
-    address = f"127.0.0.1:{plane.port}"
-    words = ("--identity", str(identities / "s1"), "--seconds", "0.5", "--json", str(path))
-    asked = (address, "link.pace_mbit=8", "--config", str(config), *words)
-    code, out, _ = fedwan("doctor", "link", *asked)
+    path, identity = tmp_path / "link.json", str(identities / "s1")
+    words = ("--identity", identity, "--seconds", "0.5", "--json", str(path), "link.pace_mbit=8")
+    code, out, _ = fedwan("doctor", "link", f"127.0.0.1:{plane.port}", *words)
     assert code == 0 and "up at 8 Mbit/s at most" in out
     figures = json.loads(path.read_text())
-    assert (figures["pace_mbit"], figures["channels"]) == (8.0, 1)
-    assert figures["up"]["congestion"] == "cubic"
-    assert figures["up"]["mbit"] < 20 < figures["down"]["mbit"]
+    assert figures["pace_mbit"] == 8.0 and figures["up"]["mbit"] < 20 < figures["down"]["mbit"]
 
 
 BYTES = at("s2", figures(x_low=0.0, x_high=255.0))
@@ -155,7 +148,6 @@ def test_a_finding_is_told_with_round_site_network_why_and_mend(
     assert lines[2] == "round 3, site s2, all networks: range"
     assert lines[3].split()[0] == "why" and "from 0 to 255" in lines[3]
     assert lines[4].split()[0] == "mend" and "[-1, 1]" in lines[4]
-    assert fedwan("doctor", str(tmp_path), "--strict")[0] == 1
     (finding,) = json.loads(path.read_text())
     assert (finding["kind"], finding["site"], finding["version"]) == ("range", "s2", 3)
 
@@ -170,8 +162,7 @@ def test_killed_empty_and_damaged_runs_are_read_as_far_as_they_go(
     path.unlink()
     code, text, _ = fedwan("doctor", folder)
     assert code == 0 and "no round yet" in text and "too early to tell" in text
-    assert fedwan("doctor", folder, "--strict")[0] == 1
-    code, text, _ = fedwan("doctor", make_run(tmp_path, rounds=2), "--strict")
+    code, text, _ = fedwan("doctor", make_run(tmp_path, rounds=2))
     assert code == 0 and text.splitlines()[-1] == "too early to tell: that takes 3 rounds or more"
     path.write_text("nonsense\n{}\n")
     code, _, err = fedwan("doctor", folder)
@@ -181,28 +172,8 @@ def test_killed_empty_and_damaged_runs_are_read_as_far_as_they_go(
     assert "lnik' holds no run (no config.yaml); give the folder" in err
 
 
-def test_help_names_both_uses(fedwan: Command) -> None:
-    for words in ((), ("--help",)):
-        code, text, _ = fedwan("doctor", *words)
-        assert code == 0 and "RUN_DIR" in text and "link" in text
-
-
-def test_a_run_that_waits_has_something_to_mend(
-    tmp_path: Path, fedwan: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_stopped_is_told_with_the_way_on(tmp_path: Path, fedwan: Command) -> None:
     folder, path = make_run(tmp_path), tmp_path / "metrics.jsonl"
-    rows = [
-        {"kind": "event", "t": 9.0, "event": event, "site": site, "text": ""}
-        for event, site in [("listening", None), ("join", "s1"), ("join", "s2"), ("join", "s4")]
-    ]
-    path.write_text(path.read_text() + "".join(json.dumps(row) + "\n" for row in rows))
-    code, text, _ = fedwan("doctor", folder, "--strict")
-    assert code == 1 and "why   no coordinator runs" in text
-    monkeypatch.setattr(doctor, "ask", lambda *_: {"text": "as the files say, too"})
-    code, text, _ = fedwan("doctor", folder, "--strict")
-    assert code == 1 and "round 6, all sites, all networks: waiting\n" in text
-    assert "why   waiting for s3 (not here yet since" in text and "sites" in text
-    assert "mend  goes on when it is here" in text and "nothing to mend" not in text
     row = {"kind": "event", "t": 10.0, "event": "stopped", "site": None, "text": "the end"}
     path.write_text(path.read_text() + json.dumps(row) + "\n")
     (tmp_path / "checkpoint").mkdir()

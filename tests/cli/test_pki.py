@@ -54,27 +54,6 @@ def test_a_federation_is_made_renewed_and_revoked_in_the_default_folders(
     assert admission.objection(certificate) == "is revoked"
 
 
-def test_a_revocation_names_the_list_that_it_has_written(
-    fedwan: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the coordinator's identity is on its own machine there is the authority's alone."""
-    monkeypatch.chdir(tmp_path)
-    for words in (
-        ("init",),
-        ("request", "s1"),
-        ("sign", "identity/identity.csr"),
-        ("request", "coordinator", "at-coordinator"),
-    ):
-        assert fedwan("pki", *words)[0] == 0
-    assert fedwan("pki", "revoke", "s1")[1] == "s1 is revoked: pki/ca/crl.pem\n"
-    assert fedwan("pki", "sign", "at-coordinator/identity.csr")[0] == 0
-    assert fedwan("pki", "revoke", "s1")[1] == "s1 is revoked: pki/coordinator/crl.pem\n"
-    (damaged,) = Path("pki/ca/issued").glob("s1.*.crt")
-    damaged.write_bytes(damaged.read_bytes()[:99])
-    code, _, error = fedwan("pki", "revoke", "s1")
-    assert code == 2 and f"{damaged} cannot be read" in error and len(error.splitlines()) == 1
-
-
 def test_mistakes_are_one_line(
     fedwan: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,6 @@ FIGURES = {
     "lr/generator": 3e-3,
     "lr/discriminator": 3e-3,
     "memory/discriminator": 0.52,
-    "separation/discriminator": 0.8,
     "spread/generator": 0.85,
 }
 NETWORKS = ("discriminator", "generator")

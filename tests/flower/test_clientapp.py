@@ -30,7 +30,7 @@ import json, os, signal, sys, time
 from pathlib import Path
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
-from fedwan.errors import JoinRefused, RunStopped
+from fedwan.errors import JoinRefused
 from fedwan.flower import clientapp
 from fedwan.flower.site_file import SiteFile
 from fedwan.link.base import Ticket
@@ -42,8 +42,6 @@ def run(ticket, settings, tell):
     os.write(2, b"a word of a library's\\n")
     if what == "refuse":
         raise JoinRefused("initial weights differ; use seed 0")
-    if what == "stop":
-        raise RunStopped("too few sites")
     if what == "bug":
         raise ValueError("a bug")
     if what == "signals":
@@ -84,7 +82,7 @@ for what in sys.argv[2:]:
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of all cases; Flower takes two seconds to import, so one process forks them."""
     folder = tmp_path_factory.mktemp("answers")
-    words = ("finish", "refuse", "stop", "signals", "bug")
+    words = ("finish", "refuse", "signals", "bug")
     subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SITE, str(folder), *words],
         cwd=REPOSITORY,
@@ -99,7 +97,6 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("finish", "done", ""),
         ("refuse", "refused", "initial weights differ; use seed 0"),
-        ("stop", "stopped", "too few sites"),
         ("signals", "failed", "ended by SIGTERM"),
         ("bug", "failed", "a bug"),
     ],
@@ -240,16 +237,12 @@ def test_a_script_that_fails_is_started_again_while_it_gets_further(
 ) -> None:
     body = """
     joined()
-    starts = open("starts", "a+")
-    starts.seek(0)
-    at = len(starts.read())
-    starts.write("x")
+    open("starts", "a").write("x")
+    at = Path("starts").stat().st_size - 1
     Outcome.leave(ValueError("bad batch"), (0, 5, 9, 9)[at])
-    sys.exit(1)
     """
     with caplog.at_level("WARNING"), pytest.raises(UserError, match="at step 9: ValueError"):
         run(tmp_path, body)
-    assert (tmp_path / "starts").read_text() == "xxxx"
     assert caplog.text.count("it is started again") == 3
 
 

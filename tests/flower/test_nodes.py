@@ -8,8 +8,7 @@ import httpx
 import pytest
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 
-from fedwan.flower.front_door import FrontDoor
-from fedwan.flower.nodes import KEY, Nodes
+from fedwan.flower.front_door import KEY, FrontDoor, Nodes
 from fedwan.link.tls import Identity
 
 REGISTER, PULL = "/v1/fleet/register-node", "/v1/fleet/pull-messages"

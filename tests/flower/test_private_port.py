@@ -6,26 +6,15 @@ import os
 import signal
 import socket
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
-from typing import Any
-
-import pytest
-import uvicorn
 
 from fedwan.flower import private_port
-from fedwan.flower.private_port import HOST, PrivateProtocol, owner_of
+from fedwan.flower.private_port import HOST, owner_of
 from fedwan.flower.processes import Service, last_line
-from tests.flower.fleet import CALL, NOBODY, as_nobody, nobody
+from tests.flower.fleet import as_nobody, nobody
 from tests.planes import eventually
 
-LEAVE = """
-with socket.socket() as caller:
-    caller.connect(("127.0.0.1", int(sys.argv[1])))
-    caller.sendall(b"POST / HTTP/1.1\\r\\nhost: x\\r\\ncontent-length: 0\\r\\n\\r\\n")
-"""
 SEIZE = """
 with socket.socket() as listener:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -35,51 +24,6 @@ with socket.socket() as listener:
     except OSError:
         print("in use")
 """
-
-
-@contextmanager
-def serving(listener: socket.socket) -> Iterator[list[str]]:
-    """A private server on a socket; gives the paths that it was asked for."""
-    asked: list[str] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        asked.append(scope["path"])
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"hello"})
-
-    server = uvicorn.Server(
-        uvicorn.Config(app, http=PrivateProtocol, ws="none", lifespan="off", log_config=None)
-    )
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    try:
-        eventually(lambda: server.started)
-        yield asked
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
-def get(port: int, path: str) -> bytes:
-    with socket.create_connection((HOST, port), timeout=10) as caller:
-        caller.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
-        return b"".join(iter(lambda: caller.recv(1000), b""))
-
-
-@as_nobody
-def test_a_private_port_serves_its_own_user_alone(caplog: pytest.LogCaptureFixture) -> None:
-    with closing(private_port.listen()) as listener:
-        port = listener.getsockname()[1]
-        # Who hangs up before it is looked at is refused, too: the kernel then says that its socket
-        # is root's, as we are here.
-        nobody(LEAVE, port)
-        with serving(listener) as asked:
-            for _ in range(2):
-                assert nobody(CALL, port) == f"{port} 0\n"
-            assert b"hello" in get(port, "/mine")
-    assert asked == ["/mine"]
-    told = [record.getMessage() for record in caplog.records if "user" in record.getMessage()]
-    assert told == [f"user {NOBODY} called port {port}, which is user 0's alone"]
 
 
 def test_the_kernel_tells_whose_a_socket_is() -> None:

@@ -65,7 +65,7 @@ def test_what_a_service_passes_on_is_read_as_it_was(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (GOOD + "gate: x\n", "site.yaml': unknown key 'gate'"),
+        (GOOD + "gate: x\n", "unknown key 'gate'"),
         (
             GOOD + "data: images\n",
             "data = 'images' is a section, not a setting; it holds data.path",

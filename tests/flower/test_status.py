@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import errno
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -14,9 +12,7 @@ import pytest
 
 from fedwan.config import Config, from_json
 from fedwan.errors import CheckpointError, DiskFull, FedwanError, JoinRefused, LinkLost, RunStopped
-from fedwan.flower import status as status_module
 from fedwan.flower.status import Start, Status
-from fedwan.site.assignment import VARIABLE, Outcome, read_outcome
 
 
 def test_a_status_is_read_as_it_was_written_and_a_broken_one_is_none(tmp_path: Path) -> None:
@@ -96,47 +92,6 @@ def test_a_resumed_run_keeps_its_id_and_a_new_one_does_not(tmp_path: Path) -> No
     assert resumed.resume and not first.resume
     assert Start.read(tmp_path) == second and Path(second.identity).is_absolute()
     assert from_json(second.config) == Config(out=str(tmp_path))
-
-
-def test_a_full_disk_leaves_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, status = tmp_path / "clientapp.json", Status.of()
-    status.write(path)
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "assignment.json"))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
-    try:
-        with pytest.raises(OSError, match="too large"):
-            status.ended(None).write(path)
-        Outcome.leave(FedwanError("a mistake"), 8)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert list(tmp_path.iterdir()) == [path] and Status.read(path) == status
-
-
-def test_where_there_is_no_room_for_a_file_more_it_is_told_how_a_process_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_space(path: Path, text: str) -> None:
-        raise DiskFull("no room")
-
-    path, status = tmp_path / "serverapp.json", Status.of()
-    status.ended(FedwanError("something longer than what comes next")).write(path)
-    monkeypatch.setattr(status_module, "replace_text", no_space)
-    ended = status.ended(DiskFull("no room"))
-    ended.write(path)
-    assert Status.read(path) == ended
-    with pytest.raises(DiskFull):
-        ended.write(tmp_path / "new.json")
-
-
-def test_a_script_that_finds_a_disk_full_has_made_no_mistake(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "assignment.json"))
-    Outcome.leave(OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "x")), 8)
-    outcome, _ = read_outcome(tmp_path / "assignment.json")
-    assert outcome is not None and isinstance(outcome.exception(), DiskFull)
-    assert f"the disk of {tmp_path} is full" in outcome.text
 
 
 ENDED = """

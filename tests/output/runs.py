@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +9,19 @@ import torch
 from safetensors.torch import save
 
 from fedwan.config import Config, DataConfig, LogConfig
+from fedwan.coordinator.records import Totals
 from fedwan.output.outputs import Outputs
 from fedwan.output.records import Record, to_record
 
-
-@dataclass
-class FakeTotals:
-    """What `Outputs.finish` reads of the round loop's totals."""
-
-    compute_s: float = 8.0
-    wait_s: float = 2.0
-    bytes_up: int = 4000
-    bytes_down: int = 4100
-    contributions: int = 4
-    rejected: int = 0
-    rejoins: int = 1
-    late: int = 0
-    dropped: int = 0
-    staleness: int = 0
-    epsilon: float = 0.0
-    quality: dict[str, Any] = field(default_factory=lambda: {"fd": 0.9, "fd_floor": 0.4})
+TOTALS = Totals(
+    compute_s=8.0,
+    wait_s=2.0,
+    bytes_up=4000,
+    bytes_down=4100,
+    contributions=4,
+    rejoins=1,
+    quality={"fd": 0.9, "fd_floor": 0.4},
+)
 
 
 def make_config(out: Path, wandb: str = "disabled") -> Config:
@@ -90,7 +82,7 @@ def write_run(outputs: Outputs, *, finish: bool) -> None:
         outputs.samples(version, 10 * version, sample_bytes())
     outputs.event("rejoin", "s2", "s2 <rejoined> & is back")
     if finish:
-        outputs.finish(FakeTotals(), 12.5, 2, 500, "ab" * 32)  # type: ignore[arg-type]
+        outputs.finish(TOTALS, 12.5, 2, 500, "ab" * 32)
 
 
 def record_of(row: dict[str, Any], t: float) -> Record:

@@ -20,7 +20,7 @@ from fedwan.output.journal import JOURNAL, Journal, verify
 from fedwan.output.outputs import Outputs
 from fedwan.output.records import Recorder
 from fedwan.state import read_tensors, write_tensors
-from tests.output.runs import FakeTotals, event_row
+from tests.output.runs import TOTALS, event_row
 from tests.planes import in_thread
 from tests.support import killed_after, run_tiny, tiny_config
 
@@ -40,7 +40,7 @@ def killed_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     with Outputs(config, folder, resumed=(5, [5])) as outputs:
         outputs.record(event_row("lost", "s1"))
         outputs.record(event_row("rejected", "s1"))
-        outputs.finish(FakeTotals(), 1.0, 5, 500, sha256)  # type: ignore[arg-type]
+        outputs.finish(TOTALS, 1.0, 5, 500, sha256)
     return folder, sha256
 
 

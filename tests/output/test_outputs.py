@@ -9,13 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from fedwan import files
 from fedwan.config import load
-from fedwan.files import replace_text
 from fedwan.output.outputs import Outputs, _run_id, metrics_of
 from fedwan.output.records import EventRecord, RoundRecord, read_records
 from fedwan.output.summary import read_summary
-from tests.output.runs import FakeTotals, make_config, quality_row, record_of, round_row, write_run
+from tests.output.runs import TOTALS, make_config, quality_row, record_of, round_row, write_run
 
 
 def test_a_finished_run_leaves_everything_that_is_promised(tmp_path: Path) -> None:
@@ -37,7 +35,7 @@ def test_a_finished_run_leaves_everything_that_is_promised(tmp_path: Path) -> No
     assert (summary.compute_s, summary.wait_s, summary.utilisation) == (4.0, 1.0, 0.8)
     assert (summary.bytes_up, summary.bytes_down) == (4000, 4100)
     assert (summary.rounds, summary.contributions, summary.rejoins) == (2, 4, 1)
-    assert summary.quality == FakeTotals().quality
+    assert summary.quality == TOTALS.quality
     assert summary.global_sha256 == "ab" * 32
 
 
@@ -93,22 +91,6 @@ def test_a_report_without_pictures_is_said_once_and_draws_none(tmp_path: Path) -
     assert "data.show_samples" in event.text
     assert not (tmp_path / "samples.png").exists()
     assert "stay with them, unless an owner" in (tmp_path / "report.html").read_text()
-
-
-def test_a_file_is_written_whole_into_a_new_folder_or_the_old_one_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "new" / "a.txt"
-    replace_text(path, "ü")
-
-    def fail(descriptor: int) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(files.os, "fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
-        replace_text(path, "new")
-    assert path.read_bytes() == "ü".encode()
-    assert [path.name for path in path.parent.iterdir()] == ["a.txt"]
 
 
 def test_rounds_and_quality_become_metrics_and_lists_and_events_do_not() -> None:

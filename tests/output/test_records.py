@@ -38,7 +38,7 @@ def test_every_kind_of_record_is_read_back_and_what_json_cannot_hold_is_null(pat
     assert isinstance(work, RoundRecord) and (work.version, work.bytes_up) == (3, 1000)
     assert work.losses["generator"] is None and work.norms["g"] is None
     assert isinstance(quality, QualityRecord)
-    assert (quality.figure("modes"), quality.figure("fd")) == (7.0, None)
+    assert (quality.numbers["modes"], "fd" in quality.numbers) == (7, False)
     assert join.t <= work.t <= quality.t
 
 

@@ -106,5 +106,5 @@ def test_where_sites_keep_their_pictures_no_path_of_one_is_shown() -> None:
 def test_what_looks_like_markup_is_shown_as_it_is() -> None:
     summary = dataclasses.replace(SUMMARY, workload="[/w]", quality={"[/]": 7, ":x:": 8})
     text = shown(summary, RECORDS, Path("runs/[/red]:x:"))
-    parts = ("[/w] · diloco", "[/] 7; :x: 8", "[/red]:x:/samples.png", "[/red]:x:/report.html")
+    parts = ("[/w] · diloco", ":x: 8, [/] 7", "[/red]:x:/samples.png", "[/red]:x:/report.html")
     assert all(part in text for part in parts), text

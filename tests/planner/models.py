@@ -7,8 +7,7 @@ from typing import Any
 from fedwan.app import load_strategy
 from fedwan.config import Config, LinkConfig, StreamConfig
 from fedwan.planner.candidates import Question, synthetic_layout
-from fedwan.planner.costs import Costs
-from fedwan.planner.links import Pipe, WireLink, modelled_link
+from fedwan.planner.costs import Costs, Pipe, WireLink, modelled_link
 from fedwan.planner.virtual import Course, VirtualRun
 from fedwan.recipes import resolve_strategy
 from fedwan.state import Layout
@@ -52,7 +51,6 @@ def question(named: tuple[str, ...] = (), rate_mbit: float = 100.0, **settings: 
     return Question(
         config,
         frozenset(named),
-        {"model": "regression"},
         synthetic_layout(57_182_660),
         0.1,
         modelled_link(LinkConfig(rate_mbit=rate_mbit, rtt_ms=100.0)),

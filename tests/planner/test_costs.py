@@ -1,27 +1,34 @@
-"""Seconds per value, and what a fragment weighs."""
+"""Seconds per value, what a fragment weighs, and how long bytes take on a link."""
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
-from fedwan.app import load_workload, resolve_workload
 from fedwan.codecs import codec_by_name
-from fedwan.config import Config, DataConfig, NetworkConfig
+from fedwan.config import LinkConfig
 from fedwan.errors import ConfigError
 from fedwan.fragments import whole
-from fedwan.planner import costs
-from fedwan.planner.candidates import synthetic_layout
-from fedwan.planner.costs import CODECS, Costs, global_bytes, load_of
-from fedwan.recipes import travelling
+from fedwan.link.measure import Measurement, Way, read_measurement
+from fedwan.planner.costs import (
+    Costs,
+    global_bytes,
+    load_of,
+    measured_link,
+    modelled_link,
+    speed,
+)
 from tests.planner.models import LAYOUT, strategy_of
 
 WHOLE = whole(LAYOUT)[0]
 
 
 def test_bytes_are_the_codecs_own_payloads_less_what_packing_saves() -> None:
-    assert Costs().speed("new") == Costs().speed("topk2")  # as slow as the slowest
+    assert speed("new") == speed("topk2")  # as slow as the slowest
     for codec, share in (("int4", 0.845), ("bf16", 0.777), ("fp32", 0.924)):
         strategy = strategy_of("diloco", 2, 20, codec)
         packed, raw = (load_of(strategy, WHOLE, Costs(packs=packs)) for packs in (True, False))
@@ -38,50 +45,38 @@ def test_a_site_holds_a_copy_where_it_goes_on_and_stands_for_others_at_the_merge
     assert load_of(streaming, WHOLE, Costs()).hold_s > 0 == one.hold_s
 
 
-def test_steps_and_tensors_are_the_workload_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "BUDGET_S", 0.0)
-    config = resolve_workload(Config(data=DataConfig("ring8"), model={"width": 4}))
-    workload = load_workload(config.workload).build(config, "cpu")
-    params = [p for network in workload.networks.values() for p in network.parameters()]
-    count = sum(param.numel() for param in params)
-
-    def travels() -> dict[str, int]:
-        return {name: spec.num_values for name, spec in travelling(config, workload).items()}
-
-    assert sum(travels().values()) == count
-    for inner in config.inner.values():
-        inner.state = "average"
-    # Second moments and steps; with beta1 = 0 no first ones.
-    assert {inner.beta1 for inner in config.inner.values()} == {0.0}
-    assert sum(travels().values()) == 2 * count + len(params)
-    assert 0 < costs.step_seconds(config, workload) < 60
-    # What stays at the sites is not planned for.
-    for inner in config.inner.values():
-        inner.state = "keep"
-    discriminator = workload.networks["discriminator"].requires_grad_(False)
-    *others, (name, last) = discriminator.named_parameters()
-    last.requires_grad_(True)
-    config.network = {"generator": NetworkConfig(exclude=["*.bias"])}
-    assert not any(n.endswith(".bias") for n in travels() if n.startswith("generator/"))
-    assert [n for n in travels() if n.startswith("discr")] == [f"discriminator/{name}"] and others
+def mbit(**settings: object) -> float:
+    return modelled_link(LinkConfig(**settings)).up.bytes_per_s * 8 / 1e6  # type: ignore[arg-type]
 
 
-def test_codecs_are_timed_both_ways_on_no_more_values_than_needed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(costs, "SAMPLE_VALUES", 10_000)
-    found = costs.coding_costs(synthetic_layout(400_000))
-    assert found.keys() == CODECS.keys()
-    assert all(0 < x.encode_s < 1e-3 and 0 < x.add_s < 1e-3 for x in found.values())
+def test_payloads_never_get_the_whole_rate_and_a_pace_saves_what_bbr_loses_at_the_queue() -> None:
+    link = {"rate_mbit": 100.0, "rtt_ms": 100.0, "congestion": "bbr"}
+    # Headers alone leave 96.5 %.
+    assert 80 < (plain := mbit(**link)) < mbit(**link, pace_mbit=99.0) < 96.5
+    # A pace above the rate changes nothing.
+    assert mbit(**link, pace_mbit=200.0) == plain == mbit(**link | {"congestion": "auto"})
+    # A link without limits takes no time.
+    assert modelled_link(LinkConfig()).up.transfer_s(1e12) == 0.0
 
 
-def test_steps_are_timed_on_a_recipe_s_own_data_and_refused_where_these_are_encoded_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(costs, "BUDGET_S", 0.0)
-    config = resolve_workload(Config(workload="tests.workloads.pictures"))  # data.name is digits
-    workload = load_workload(config.workload).build(config, "cpu")
-    assert 0 < costs.step_seconds(config, workload) < 60
-    workload.prepare = lambda shard, folder: shard
-    with pytest.raises(ConfigError, match="add step_s=SECONDS"):
-        costs.step_seconds(config, workload)
+FOUND = Measurement(
+    *("coordinator:7444", "s1", 4, 100.0, 105.0),
+    *(Way(90.0, "bbr", 0.01), Way(40.0, "cubic", None)),
+)
+
+
+def test_each_way_gets_what_was_measured_less_the_other_one_s_acknowledgements() -> None:
+    up, down = measured_link(FOUND)
+    assert 0.97 * 90 < up.bytes_per_s * 8 / 1e6 < 90
+    assert 0.97 * 40 < down.bytes_per_s * 8 / 1e6 < 40
+    assert up.rtt_s == 0.1
+
+
+def test_what_doctor_wrote_is_read_back_and_anything_else_refused(tmp_path: Path) -> None:
+    path = tmp_path / "link.json"
+    path.write_text(json.dumps(asdict(FOUND)))
+    assert measured_link(read_measurement(path)) == measured_link(FOUND)
+    for text in ("", "[]", "{}", '{"advice": null, "up": 3}', "nonsense"):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="is no measurement; write one with `fedwan doctor l"):
+            read_measurement(path)
