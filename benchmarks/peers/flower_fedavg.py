@@ -134,15 +134,14 @@ def take_round(message: Message, context: Context) -> Message:
     return Message(content=content, reply_to=message)
 
 
+def _kept(part: Part) -> dict[str, Any]:
+    """What a living process of a site would keep: moments, draws, the place in the data."""
+    return {**part.workload.optimizers, "rng": part.rng, "stream": part.stream}
+
+
 def remember(part: Part, context: Context) -> None:
-    """Keep what a living process of a site would: moments, draws, the place in the data."""
-    content = {
-        "optimizers": {n: o.state_dict() for n, o in part.workload.optimizers.items()},
-        "rng": part.rng.state_dict(),
-        "stream": part.stream.state_dict(),
-    }
     buffer = io.BytesIO()
-    torch.save(content, buffer)
+    torch.save({name: one.state_dict() for name, one in _kept(part).items()}, buffer)
     if buffer.tell() > MOST_STATE_BYTES:
         raise FedwanError(f"{buffer.tell()} bytes of state are more than Flower's Context keeps")
     context.state["kept"] = ConfigRecord({"content": buffer.getvalue()})
@@ -150,13 +149,9 @@ def remember(part: Part, context: Context) -> None:
 
 def restore(part: Part, context: Context) -> None:
     """The inverse of `remember`; nothing in a site's first round."""
-    if "kept" not in context.state:
-        return
-    content = torch.load(io.BytesIO(context.state["kept"]["content"]))
-    for name, state in content["optimizers"].items():
-        part.workload.optimizers[name].load_state_dict(state)
-    part.rng.load_state_dict(content["rng"])
-    part.stream.load_state_dict(content["stream"])
+    if "kept" in context.state:
+        for name, state in torch.load(io.BytesIO(context.state["kept"]["content"])).items():
+            _kept(part)[name].load_state_dict(state)
 
 
 def gather(spec: Spec, folder: Path) -> None:

@@ -14,14 +14,13 @@ import torch
 
 from benchmarks.harness.fleet import lay_app
 from benchmarks.harness.stopwatch import STOPWATCH, Stopwatch, Ungenerative
-from benchmarks.harness.table import read_arguments
 from benchmarks.peers import compare
 from benchmarks.peers.part import Curve, Part, Spec, open_part
 from benchmarks.peers.run import Outcome
 from benchmarks.wan import BARE, WanLink
 from fedwan.coordinator.model import update_ema
 from fedwan.data.shard import open_shard
-from fedwan.errors import FedwanError, UserError
+from fedwan.errors import FedwanError
 from fedwan.rng import NamedGenerators
 from fedwan.state import clone, hash_state, layout_of, state_of
 from fedwan.workloads.base import Batch, keep_local
@@ -124,7 +123,7 @@ def outcome(*, h: int = 2, steps: int = 8, stop_at: int = 0, hash_: str = "aa") 
     return Outcome(spec, "tun", sites, looks)
 
 
-def test_a_row_has_the_columns_and_times_from_the_last_sites_first_step() -> None:
+def test_a_row_has_times_from_the_last_sites_first_step_and_utilisation_of_whole_rounds() -> None:
     row = compare.make_row("fedwan", outcome(), LINK)
     assert list(row)[: len(COLUMNS)] == COLUMNS
     assert (row["link"], row["rate_mbit"], row["rtt_ms"], row["loss"]) == ("wan", 200, 100, 0)
@@ -133,10 +132,6 @@ def test_a_row_has_the_columns_and_times_from_the_last_sites_first_step() -> Non
     # On one link from 100 on, on the other from 100.5.
     assert (row["bytes_up"], row["bytes_down"]) == (405, 40)
     assert json.loads(json.dumps(row)) == row
-
-
-def test_utilisation_is_of_whole_rounds_between_the_first_and_the_last() -> None:
-    row = compare.make_row("fedwan", outcome(), LINK)
     assert row["utilisation"] == pytest.approx(2 / 5)  # 2 s of steps, 3 s of waiting
     assert row["s_per_step"] == pytest.approx(5 / 2)
     with pytest.raises(FedwanError, match="take 8 or more"):
@@ -152,15 +147,3 @@ def test_a_curve_is_borrowed_only_from_the_same_training() -> None:
     other = compare.make_row("ddp", outcome(steps=10, hash_="bb"), BARE)
     with pytest.raises(FedwanError, match="no curve can be borrowed"):
         compare.borrow_curve(short, other)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--systems", "ddp,fedwann"], "choose from ddp, torchft"),
-        (["--systems", "fedwan", "--steps", "70"], "no multiple"),
-    ],
-)
-def test_a_wrong_command_line_is_refused_with_the_mend(words: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        next(compare.measure(read_arguments(compare, "peers", words)))

@@ -91,16 +91,14 @@ def test_packets_leave_at_the_rate_after_the_delay_and_none_before() -> None:
     assert direction.next_due() == math.inf
 
 
-def test_what_the_queue_has_no_room_for_is_dropped() -> None:
+def test_a_full_queue_drops_what_comes_and_lost_packets_took_their_time_at_the_transmitter() -> (
+    None
+):
     direction, sent = way(rtt_ms=300.5)
     for _ in range(310):
         direction.accept(KB, now=0.0)
     direction.deliver(1.0)
-    assert len(sent) == 300
-    assert direction.num_bytes == 300_000
-
-
-def test_lost_packets_took_their_time_at_the_transmitter() -> None:
+    assert len(sent) == 300 and direction.num_bytes == 300_000
     direction, sent = way(rtt_ms=4000, loss=0.25)
     for _ in range(4000):
         direction.accept(KB, now=0.0)
