@@ -6,8 +6,6 @@ of its own for every tensor and every channel. Encoding is from tensors to a who
 framing and checksum, and to the host's memory; decoding is what a merge does with it: target +=
 decoded, in place. Both in MB (1e6 bytes) of fp32 values a second, the median of several passes.
 
-Row: codec device bits_per_value encode_mb_s decode_mb_s rel_error
-
 `rel_error` is |decoded - value| / |value| of a single payload; a codec with error feedback sends
 later what it leaves out.
 """

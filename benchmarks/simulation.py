@@ -5,8 +5,6 @@ After every update the global weights are compared with those of the run that no
 nothing may be merged twice, called durable too early, or wait for ever. A seed replays a run
 exactly: `--seed 17 --trace` prints it, and one that fails is shrunk to the faults that it takes.
 `--bugs` plants known bugs of the protocol one at a time, and counts the seeds until each is found.
-
-Row: scenario seeds faults kinds violations virtual_h real_s; or: bug seeds scenario violation
 """
 
 from __future__ import annotations

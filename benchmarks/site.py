@@ -5,13 +5,9 @@ accumulated, clipped, recomputed. Every variant computes parts of 16 samples, so
 and data parallel take larger batches and fewer steps. The product's own processes, under torchrun
 where there are several; on a CPU they share its cores. Losses are means over the epoch: the
 discriminator's, and the generator's with 100 times its L1. `--quick` takes a twentieth of an epoch,
-at least two steps, and scales its time up. `--full` is the size of the source: 256 x 256 pixels,
-57 million weights, batches of one, 400 pairs of photographs' edges an epoch, of which a quarter is
-timed; on one GPU without two processes.
+at least two steps, and scales its time up.
 
 `held_mb` is what a process holds of weights, gradients and moments between two steps, in 1e6 bytes.
-
-Row: variant device steps epoch_s held_mb d_loss g_loss
 """
 
 from __future__ import annotations
@@ -24,7 +20,6 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.gpu import pictures
 from benchmarks.harness.fleet import run_fleet
 from benchmarks.harness.table import Row
 
@@ -59,35 +54,22 @@ CASES = (
 )
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--full", action="store_true", help="at the source's size")
-
-
 def cases(args: argparse.Namespace) -> Mapping[str, Variant]:
-    """NCCL wants a GPU for every process."""
-    few = args.full and torch.cuda.device_count() == 1
-    return {v.name: v for v in CASES if not (few and "site.processes=2" in v.words)}
+    return {variant.name: variant for variant in CASES}
 
 
 def measure_case(args: argparse.Namespace, variant: Variant, seed: int) -> Row:
-    batch = (1 if args.full else BATCH) * variant.times
-    epoch = (400 if args.full else NUM_SAMPLES) // batch
+    batch = BATCH * variant.times
+    epoch = NUM_SAMPLES // batch
+    steps = max(2, epoch // QUICK) if args.quick else epoch
     words = ["workload=pix2pix", "sites=1", "strategy=local_sgd", "eval.every=0", "eval.num=16"]
-    if args.full:
-        # Exchanges of 230 MB are not what is measured: two in all, the first of them unseen.
-        h = max(1, epoch // 8)
-        steps = 2 * h
-        words += ["data.name=pairs", f"data.path={pictures()['pairs']}", "data.workers=4"]
-        words += ["model.width=64", "model.depth=8"]
-    else:
-        h, steps = 1, max(2, epoch // QUICK) if args.quick else epoch
-        words += ["data.name=photo_edges"]
-    words += [f"h={h}", f"data.batch={batch}", f"steps={steps}", f"checkpoint.every={1000 * steps}"]
+    words += ["data.name=photo_edges", f"data.batch={batch}", "h=1"]
+    words += [f"steps={steps}", f"checkpoint.every={1000 * steps}"]
     if "site.processes=2" in variant.words:
         words.append(f"threads={max(1, len(os.sched_getaffinity(0)) // 2)}")
     run = run_fleet([*words, *variant.words])
     # The first step is slower than any other.
-    seconds = statistics.mean(row["compute_s"] for row in run.rounds[1:]) / h
+    seconds = statistics.mean(row["compute_s"] for row in run.rounds[1:])
     losses = {
         name: statistics.mean(row["losses"][name] for row in run.rounds)
         for name in run.rounds[0]["losses"]
