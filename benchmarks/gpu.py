@@ -164,7 +164,7 @@ def alone(config: Config, device: torch.device, num: int) -> tuple[Row, float]:
     trained = (p.detach().float() for p in params if p.requires_grad)
     values = {f"{i:05d}": 1e-3 * torch.randn_like(p) for i, p in enumerate(trained)}
     layout = {n: TensorSpec(v.shape, v.dtype, Role.PARAMETER) for n, v in values.items()}
-    coded = measure_codec(int4(), layout, values, 5)
+    coded = measure_codec(int4(), layout, values, 1.0)
     row = {
         "params_m": round(sum(param.numel() for param in params) / 1e6, 1),
         "sent_m": round(sum(value.numel() for value in values.values()) / 1e6, 1),

@@ -65,17 +65,9 @@ def _ranks(spec: Spec, folder: Path, star: Star) -> list[Process]:
 
 
 def _flower(spec: Spec, folder: Path, star: Star) -> list[Process]:
-    from benchmarks.peers import flower_fedavg as flower
+    from benchmarks.peers import flower_fedavg  # takes Flower
 
-    words = {"superlink": flower.superlink_command()}
-    for site in range(spec.sites):
-        words[f"supernode{site}"] = flower.supernode_command(spec, site, folder)
-    services = [
-        Process(name, words[name], place, True, flower.environment(folder / name))
-        for name, place in zip(words, [star.coordinator, *star.sites], strict=True)
-    ]
-    submit = module("peers.flower_fedavg", folder, "submit")
-    return [*services, Process("submit", submit, star.coordinator)]
+    return flower_fedavg.processes(spec, folder, star)
 
 
 def _fedwan(spec: Spec, folder: Path, star: Star) -> list[Process]:

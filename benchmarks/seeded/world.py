@@ -74,10 +74,6 @@ class Report:
     trace: list[str] = field(default_factory=list)
     num_faults: int = 0
     """That the seed causes at least."""
-    num_drawn: int = 0
-    """Of them, in the order of the draws."""
-    skipped: frozenset[int] = frozenset()
-    """Draws that are left out."""
     sha: dict[Versions, str] = field(default_factory=dict)
     """Of the global weights, by versions."""
 
@@ -308,13 +304,11 @@ def _undisturbed(scenario: str) -> Mapping[Versions, str]:
     return report.sha
 
 
-def simulate_seed(
-    seed: int, scenario: str = "", faults: int = FAULTS, skipped: frozenset[int] = frozenset()
-) -> Report:
+def simulate_seed(seed: int, scenario: str = "", faults: int = FAULTS) -> Report:
     """One run with the faults of one seed; seeds take turns over the scenarios."""
     scenario = scenario or TURNS[seed % len(TURNS)]
     scenario = draw(seed) if scenario == DRAWN else scenario
-    report = Report(seed, scenario, num_faults=faults, skipped=skipped)
+    report = Report(seed, scenario, num_faults=faults)
     undisturbed = _undisturbed(scenario) if faults else {}
     memory = MEMORY if MEMORY.exists() else None
     with tempfile.TemporaryDirectory(prefix="seeded-", dir=memory) as folder:

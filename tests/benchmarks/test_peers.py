@@ -25,9 +25,7 @@ from fedwan.rng import NamedGenerators
 from fedwan.state import clone, hash_state, layout_of, state_of
 from fedwan.workloads.base import Batch, keep_local
 
-COLUMNS = """
-    system link rate_mbit rtt_ms loss steps h wall_s bytes_up bytes_down utilisation fd
-""".split()
+COLUMNS = "system link rate_mbit rtt_ms loss steps h wall_s bytes_up bytes_down utilisation fd"
 LINK = WanLink(rate_mbit=200, rtt_ms=100)
 
 
@@ -71,23 +69,11 @@ class Weighed(Ungenerative):
         return {"fd": float(self.networks["net"].weight.sum()), "fd_floor": 0.5}  # type: ignore[union-attr,operator]
 
 
-def weighed_part() -> Part:
-    config = SimpleNamespace(data=SimpleNamespace(batch=8), sites=2, half_life=64.0, seed=0)
-    workload: Any = Weighed({"net": torch.nn.Linear(2, 2)}, {})
-    shard, nothing = SimpleNamespace(held_out=None), SimpleNamespace()
-    return Part(config, Stopwatch().watch(workload), shard, nothing, nothing)  # type: ignore[arg-type]
-
-
-def test_a_step_with_an_exchange_counts_as_long_as_the_others_computed() -> None:
-    watch = Stopwatch()
-    for seconds in (1.0, 9.0, 3.0, 2.0, 8.0):
-        watch.count(0.0, seconds)
-    watch.discount({1, 4})
-    assert watch.computed == [1.0, 2.0, 3.0, 2.0, 2.0]
-
-
 def test_the_curve_is_of_the_average_that_fedwan_keeps_and_is_measured_afterwards() -> None:
-    part = weighed_part()
+    config: Any = SimpleNamespace(data=SimpleNamespace(batch=8), sites=2, half_life=64.0, seed=0)
+    workload = Stopwatch().watch(Weighed({"net": torch.nn.Linear(2, 2)}, {}))  # type: ignore[arg-type]
+    nothing: Any = SimpleNamespace(held_out=None)
+    part = Part(config, workload, nothing, nothing, nothing)
     spec = Spec("ddp", "digits_flow", 8, 1, points=2, options={"hash_at": 5})
     layout = layout_of(part.workload.networks)
     ema = clone(part.state)
@@ -125,7 +111,7 @@ def outcome(*, h: int = 2, steps: int = 8, stop_at: int = 0, hash_: str = "aa") 
 
 def test_a_row_has_times_from_the_last_sites_first_step_and_utilisation_of_whole_rounds() -> None:
     row = compare.make_row("fedwan", outcome(), LINK)
-    assert list(row)[: len(COLUMNS)] == COLUMNS
+    assert " ".join(row).startswith(COLUMNS)
     assert (row["link"], row["rate_mbit"], row["rtt_ms"], row["loss"]) == ("wan", 200, 100, 0)
     assert row["wall_s"] == 20.0  # from 100.5 to 120.5
     assert row["time_to_fd_s"] == 18.0 and row["fd"] == 1.0 and row["fd_from"] == "itself"
