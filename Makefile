@@ -52,7 +52,7 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# `transport` makes network namespaces, as root; `timed` and `sync_vs_local` can do without.
+# `transport`, `timed`, `planner` and `sync_vs_local` make network namespaces, as root.
 # `check` has bounds, and ends with 1 where one does not hold.
 BENCH ?= simulation round_trip codecs transport timed planner scale strategies unequal quality \
     sync_vs_local site doctor check

@@ -14,8 +14,6 @@ The last two know all honest contributions of the round: worse than any real sit
 is off (`round.gate=0`), so that the merge is all that helps. `none`: nobody lies. A run that
 ends before its last step, since nothing but values that are not finite came of it, has no distance.
 `--quick`: one seed, a tenth of the steps.
-
-Row: workload strategy sites bad attack merge seed steps fd fd_floor
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ that nothing disturbed; its journal must be whole, and neither processes nor unf
 left. Needs root, `unshare`, `nsenter`, `ip` and `ss`. `--quick`: 20 faults.
 
 Clocks are not moved: the processes share this machine's.
-
-Row: run fault version seconds ended problem
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -74,13 +71,8 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
             problem = run.problem(wanted)
         finally:
             run.close(is_kept=bool(problem))
-        yield {"run": num_runs} | _row("the end", 0, 0.0, run.child.returncode, problem)
-
-
-def _row(fault: str, version: int, seconds: float, ended: Any, problem: str) -> Row:
-    seconds = round(seconds, 2)
-    told = {"fault": fault, "version": version, "seconds": seconds}
-    return {**told, "ended": ended, "problem": problem}
+        row = {"run": num_runs, "fault": "the end", "version": 0, "seconds": 0.0}
+        yield row | {"ended": run.child.returncode, "problem": problem}
 
 
 def _disturb(
@@ -106,12 +98,13 @@ def _disturb(
             if run.child.poll() == 0:
                 return  # it was done before there was anything to disturb
             ended, problem = "never", str(error)
-        yield _row(kind, version, time.monotonic() - began, ended or "no", problem)
+        row = {"fault": kind, "version": version, "seconds": round(time.monotonic() - began, 2)}
+        yield row | {"ended": ended or "no", "problem": problem}
 
 
 def summarise(rows: Sequence[Row]) -> Iterator[str]:
     yield "| fault | caused | recovered | median s | 95 % within s | longest s |"
-    yield "| --- | --- | --- | --- | --- | --- |"
+    yield "| --- " * 6 + "|"
     for kind in [*KINDS, "all"]:
         of_kind = [r for r in rows if r["fault"] in (KINDS if kind == "all" else (kind,))]
         times = sorted(r["seconds"] for r in of_kind if not r["problem"])
@@ -126,7 +119,7 @@ def summarise(rows: Sequence[Row]) -> Iterator[str]:
 
 # Faults ------------------------------------------------------------------------------------------
 
-Fault = Callable[[Federation, random.Random], None]
+Fault = Callable[[Federation, random.Random], object]
 
 
 def _killed(text: str, **environ: str) -> Fault:
@@ -142,10 +135,6 @@ def _stopped(text: str, least_s: float = 1.0, most_s: float = 20.0, **environ: s
             process.resume()
 
     return fault
-
-
-def _interrupted(run: Federation, rng: random.Random) -> None:
-    run.child.send_signal(signal.SIGINT)
 
 
 def _blackout(run: Federation, rng: random.Random) -> None:
@@ -200,7 +189,7 @@ def _newest(run: Federation, site: str) -> Path:
 
 def _stopped_runs_bit(of: Callable[[Federation, random.Random], Path]) -> Fault:
     def fault(run: Federation, rng: random.Random) -> None:
-        _interrupted(run, rng)
+        run.child.send_signal(signal.SIGINT)
         run.child.wait(PATIENCE_S)
         _flip(of(run, rng), rng)
 
@@ -223,7 +212,7 @@ KINDS: dict[str, Fault] = {
     "a site's SuperNode is killed": _killed("flower-supernode"),
     "the coordinator is killed": _killed("flwr-serverapp"),
     "SuperLink is killed": _killed("flower-superlink"),
-    "Ctrl-C": _interrupted,
+    "Ctrl-C": lambda run, rng: run.child.send_signal(signal.SIGINT),
     "the whole run is killed": lambda run, rng: run.child.kill(),
     "a site's process stops for 1 to 20 s": _stopped(RECIPE, RANK="0"),
     "a site's process stops for 30 to 90 s": _stopped(RECIPE, 30.0, 90.0, RANK="0"),

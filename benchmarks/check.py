@@ -3,8 +3,6 @@
 The emulator's links, the codecs' speed, the planted faults, control variates where averaging fails,
 the bytes of each strategy, and, where the peers' environment is there, the same training in two
 independent programs. Exit code 1 if something is out of bounds.
-
-Row: holds value least most check
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from benchmarks import codecs, doctor, quality, strategies, transport
-from benchmarks.harness.ends import TCP_SHARE
 from benchmarks.harness.simulated import describe, run_simulated
 from benchmarks.harness.table import Row, measure_all, read_arguments, select
 from benchmarks.peers import compare
@@ -36,9 +33,9 @@ def check_transport() -> Bounds:
     words = ["--rate-mbit", "200", "--loss", "0", "--cc", "cubic"]
     for way in ("up", "down"):
         (row,) = rows_of(transport, *words, "--way", way)
-        yield f"TCP {way}, of what is left", row["tcp_mbit"] / 200 / TCP_SHARE, 0.7, 1.03
+        yield f"TCP {way}, of what is left", row["tcp_mbit"] / 200 / transport.TCP_SHARE, 0.7, 1.03
         yield f"goodput {way} beside TCP", row["ratio"], 0.7, math.inf
-        yield f"goodput {way}, Mbit/s", row["goodput_mbit"], 0, 201 * TCP_SHARE
+        yield f"goodput {way}, Mbit/s", row["goodput_mbit"], 0, 201 * transport.TCP_SHARE
 
 
 def check_codecs() -> Bounds:
@@ -78,7 +75,8 @@ def check_simulated() -> Bounds:
 def check_peers() -> Bounds:
     """Torchft's DiLoCo and fedwan's are one algorithm in two programs."""
     words = ["--workload", "digits_flow", "--steps", "80", "--rtt-ms", "40"]
-    rows = rows_of(compare, "--systems", "ddp,torchft,flower,fedwan-diloco", *words)
+    systems = ["ddp", "torchft", "flower", "fedwan-diloco"]
+    rows = rows_of(compare, "--systems", *systems, *words)
     found = {row["system"]: row for row in rows if row["link"] == "wan"}
     ours, theirs = found["fedwan-diloco"], found["torchft"]
     yield "distance beside torchft's", ours["fd"] / theirs["fd"], 0.9999, 1.0001

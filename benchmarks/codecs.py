@@ -6,8 +6,6 @@ of its own for every tensor and every channel. Encoding is from tensors to a who
 framing and checksum, and to the host's memory; decoding is what a merge does with it: target +=
 decoded, in place. Both in MB (1e6 bytes) of fp32 values a second, the median of several passes.
 
-Row: codec device bits_per_value encode_mb_s decode_mb_s rel_error
-
 `rel_error` is |decoded - value| / |value| of a single payload; a codec with error feedback sends
 later what it leaves out.
 """
@@ -15,12 +13,11 @@ later what it leaves out.
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache
 
 import torch
+from torch.utils.benchmark import Timer
 
 from benchmarks.harness.table import Row
 from benchmarks.recipes.timed import pix2pix_like
@@ -55,25 +52,19 @@ def delta_like(layout: Layout, device: torch.device, seed: int = 0) -> State:
     return {name: draw(spec.shape).to(device) for name, spec in layout.items()}
 
 
-def seconds(work: Callable[[], object], device: torch.device, passes: int) -> float:
-    """Median time of a pass, after one that nobody looks at."""
-    times = []
-    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
-    for _ in range(passes + 1):
-        wait()
-        began = time.perf_counter()
-        work()
-        wait()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[1:])
+def measure_codec(codec: Codec, layout: Layout, values: State, seconds: float) -> Row:
+    """Passes of encoding and of decoding, for so long each."""
 
+    def median_s(work: Callable[[], object]) -> float:
+        return float(
+            Timer("work()", globals={"work": work}).blocked_autorange(None, seconds).median
+        )
 
-def measure_codec(codec: Codec, layout: Layout, values: State, passes: int) -> Row:
     device = next(iter(values.values())).device
     num_values = sum(spec.num_values for spec in layout.values())
     # A payload is written with what is owed from the last one, as in every round but the first.
     _, owed = codec.encode(values, {}, layout)
-    encode_s = seconds(lambda: codec.encode(values, owed, layout), device, passes)
+    encode_s = median_s(lambda: codec.encode(values, owed, layout))
     payload, _ = codec.encode(values, {}, layout)
     target = {name: torch.zeros_like(value) for name, value in values.items()}
 
@@ -83,7 +74,7 @@ def measure_codec(codec: Codec, layout: Layout, values: State, passes: int) -> R
     add()
     lost = sum(float((target[n] - v).double().square().sum()) for n, v in values.items())
     whole = sum(float(v.double().square().sum()) for v in values.values())
-    decode_s = seconds(add, device, passes)
+    decode_s = median_s(add)
     return {
         "codec": codec.name,
         "device": "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
@@ -109,5 +100,4 @@ def cases(args: argparse.Namespace) -> Mapping[str, tuple[Codec, str]]:
 
 def measure_case(args: argparse.Namespace, case: tuple[Codec, str], seed: int) -> Row:
     codec, device = case
-    passes = 3 if args.quick else 7
-    return measure_codec(codec, pix2pix_layout(), pix2pix_delta(device), passes)
+    return measure_codec(codec, pix2pix_layout(), pix2pix_delta(device), 0.5 if args.quick else 2.0)

@@ -5,9 +5,8 @@ faults are planted from outside, in the data or around the workload, at a site t
 What counts are the live findings of the coordinator, as they stand in `journal.jsonl`.
 `--quick`: one seed, flow alone.
 
-Row: fault workload split seed site network named within_rounds false_alarms. `named`: the right
-site, network and kind were told; `within_rounds`: in which round; `false_alarms`: everything else
-that was told as wrong. Clean runs have the fault `none`.
+`named`: the right site, network and kind were told; `within_rounds`: in which round;
+`false_alarms`: everything else that was told as wrong. Clean runs have the fault `none`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ killed at random moments, so many an hour. Goodput is the weight of the contribu
 merged in a second (1 for H steps), over that of the run that nothing disturbed, counted from the
 third version on. Needs root.
 `--quick`: a tenth of the time.
-
-Row: strategy quorum killed per_hour faults seconds contributions_per_s goodput lost_s
 """
 
 from __future__ import annotations

@@ -1,18 +1,13 @@
 """What the exchange costs a GPU: step time alone and in a run, memory, and the speed of coding.
 
-Four recipes at full size with random weights, in bf16-mixed: pix2pix (photographs' edges, 256 x
-256, batch 1), DiT-B/2 and a `UNet2DModel` of diffusers, and a LoRA of rank 16 on a U-Net of SDXL's
-size (512 x 512). Alone, a recipe takes its steps in a loop without an engine; then the same in a
-run of one site with H = 50: `diloco` in fp32, where every round is waited for, and
-`streaming_diloco` with int4 both ways, in four fragments that have 40 steps for their way. The
-coordinator runs on the same machine, on half of its processors; what is exchanged goes over
-loopback under mutual TLS. The first two rounds do not count, in which memory is taken for the first
-time, and no checkpoint is written. Where there is no GPU, or with `--quick`, small forms of all
-four. Each way of a case takes about a minute, most of it to start and to end; what is known so far
-goes to standard error.
-
-Row: model device params_m sent_m batch alone_ms memory_mb diloco_percent streaming_percent
-run_memory_mb coding_gb_s
+Four recipes at full size with random weights, in bf16-mixed: pix2pix (256 x 256, batch 1), DiT-B/2
+and a `UNet2DModel` of diffusers, and a LoRA of rank 16 on a U-Net of SDXL's size (512 x 512). Alone
+a recipe takes its steps in a loop without an engine; then the same in a run of one site with
+H = 50: `diloco` in fp32, where every round is waited for, and `streaming_diloco` with int4 both
+ways, in four fragments that have 40 steps for their way. The coordinator runs on the same machine,
+on half of its processors, over loopback under mutual TLS. The first two rounds do not count, in
+which memory is taken for the first time. Where there is no GPU, or with `--quick`, small forms of
+all four. What is known so far goes to standard error.
 
 `alone_ms` is of a step, `percent` what one takes longer in a run; `params_m` are millions of
 weights, `sent_m` of those that travel; memory is the most that torch held on the GPU, in 1e6 bytes;
@@ -48,7 +43,6 @@ from fedwan.site.joining import choose_device
 from fedwan.state import Role, TensorSpec
 from fedwan.workloads.base import keep_local
 
-PARAMETER = Role.PARAMETER
 _FEW = ("eval.every=0", "eval.num=2", "checkpoint.every=1000")
 H = 50
 WARM_UP = 10
@@ -125,41 +119,20 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 @cache
 def pictures() -> dict[str, str]:
-    """Folders of 256 pictures of noise, and of 64 pairs: photographs' edges beside them."""
+    """Folders of 256 smooth pictures, and of 64 pairs, as wide as two."""
     rng, root = np.random.default_rng(0), Path(_folder().name)
-    for name in ("images", "pairs"):
+    for name, num, size in (("images", 256, (64, 64)), ("pairs", 64, (512, 256))):
         (root / name).mkdir()
-    for index in range(256):
-        noise = rng.integers(0, 256, (64, 64, 3), np.uint8)
-        Image.fromarray(noise).save(root / "images" / f"{index:03d}.png")
-    for index, pair in enumerate(photo_pairs(64, 256)):
-        Image.fromarray(pair).save(root / "pairs" / f"{index:03d}.png")
+        for index in range(num):
+            noise = Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8))
+            noise.resize(size).save(root / name / f"{index:03d}.png")
     return {name: str(root / name) for name in ("images", "pairs")}
-
-
-def photo_pairs(num: int, size: int) -> list[np.ndarray[Any, Any]]:
-    """Crops of the photographs of `photo_edges`, edges left of each: uint8 (size, 2 size, 3)."""
-    from skimage import data, filters
-
-    photos = [getattr(data, name)() for name in ("astronaut", "coffee", "chelsea", "retina")]
-    rng, pairs = np.random.default_rng(0), []
-    for index in range(num):
-        photo = photos[index % len(photos)]
-        top, left = (int(rng.integers(0, side - size + 1)) for side in photo.shape[:2])
-        crop = photo[top : top + size, left : left + size]
-        edges = np.clip(4 * filters.sobel(crop.mean(2) / 255), 0, 1)
-        grey = np.repeat((255 * edges).astype(np.uint8)[:, :, None], 3, axis=2)
-        pairs.append(np.concatenate([grey, crop], axis=1))
-    return pairs
 
 
 def words_of(name: str, case: Case, is_quick: bool) -> list[str]:
     words = [word.format(**pictures()) for word in case.words]
-    network = case.quick_network if is_quick else case.network
-    if is_quick:
-        given = {word.partition("=")[0] for word in case.quick}
-        words = [word for word in words if word.partition("=")[0] not in given] + [*case.quick]
-    if network:
+    words += case.quick if is_quick else ()
+    if network := case.quick_network if is_quick else case.network:
         folder = Path(_folder().name) / name.replace("/", "-") / str(is_quick)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(network))
@@ -188,10 +161,10 @@ def alone(config: Config, device: torch.device, num: int) -> tuple[Row, float]:
         loader.close()
     memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     params = [p for network in workload.networks.values() for p in network.parameters()]
-    trained = {f"{i:05d}": p.detach() for i, p in enumerate(params) if p.requires_grad}
-    values = {name: 1e-3 * torch.randn_like(param) for name, param in trained.items()}
-    layout = {n: TensorSpec(tuple(v.shape), torch.float32, PARAMETER) for n, v in values.items()}
-    coded = measure_codec(int4(), layout, values, 5)
+    trained = (p.detach().float() for p in params if p.requires_grad)
+    values = {f"{i:05d}": 1e-3 * torch.randn_like(p) for i, p in enumerate(trained)}
+    layout = {n: TensorSpec(v.shape, v.dtype, Role.PARAMETER) for n, v in values.items()}
+    coded = measure_codec(int4(), layout, values, 1.0)
     row = {
         "params_m": round(sum(param.numel() for param in params) / 1e6, 1),
         "sent_m": round(sum(value.numel() for value in values.values()) / 1e6, 1),

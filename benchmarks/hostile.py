@@ -12,8 +12,6 @@ hostile site in refusals, and no other. `strange`: answers UNKNOWN, which are ex
 foresaw, and tracebacks in the coordinator's log. `round`, `memory`: median time of a round and the
 coordinator's peak, over those of the undisturbed run; the hostile process takes its share of this
 machine's cores. `--quick`: a tenth of the steps.
-
-Row: case messages refused rejected same named strange round memory seconds
 """
 
 from __future__ import annotations
@@ -81,7 +79,7 @@ def _run(case: Case, steps: int, seed: int) -> FleetRun:
     words = [f"steps={steps}", f"h={H}", f"seed={seed}", "sites=3", *TIMED]
     words += ["round.quorum=2", "round.patience_s=20", "eval.every=0"]
     told = case.messages, case.streams, case.connections
-    return run_fleet(words, others={HOSTILE: ("hostile_site", *told)}, threads=1)
+    return run_fleet(words, others={HOSTILE: ("harness.hostile_site", *told)}, threads=1)
 
 
 def _round_s(run: FleetRun) -> float:

@@ -4,8 +4,6 @@ Three links, four settings each: the workload, the processes and the measurement
 `benchmarks/timed.py`, the predictions those of `fedwan plan` for its tensors. No point is among
 those that the model's constants were taken from (docs/plan.md), and nothing is fitted to them.
 `--quick`: one link.
-
-Row: strategy codec h rate_mbit rtt_ms loss predicted measured; sites fragments tau error besides
 """
 
 from __future__ import annotations

@@ -9,9 +9,7 @@ noise and level, whether a sample was trained on: `auc` is the share of pairs of
 and a held-out one that it tells right, 0.5 by chance.
 `--accountant`: epsilon that was published for three settings, beside Opacus's accountants. `old` is
 of the same moments, by the conversion that was used then (Mironov 2017, proposition 3).
-`--plot PATH` draws quality and attack over epsilon. `--quick`: a tenth of the steps.
-
-Row: case epsilon clip steps seed fd fd_floor spent auc
+`--quick`: a tenth of the steps.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.simulated import evaluate, run_simulated, showing_average
-from benchmarks.harness.table import Row, mean_of, means, seeds_of, select
+from benchmarks.harness.table import Row, means, seeds_of, select
 from fedwan.config import Config
 from fedwan.data.shard import open_shard
 from fedwan.extras import require
@@ -52,20 +50,15 @@ DELTA = 1e-5
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--accountant", action="store_true", help="epsilon beside published ones")
-    parser.add_argument("--plot", type=Path, help="draw quality and attack over epsilon")
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     if args.accountant:
         yield from (accounted(name, *setting) for name, setting in PUBLISHED.items())
         return
-    rows: list[Row] = []
     for seed in seeds_of(args):
         for name in select(list(CASES), args.only):
-            rows.append(train(args, name, seed))
-            yield rows[-1]
-    if args.plot:
-        draw(rows, args.plot)
+            yield train(args, name, seed)
 
 
 def train(args: argparse.Namespace, name: str, seed: int) -> Row:
@@ -135,21 +128,3 @@ def accounted(name: str, rate: float, noise: float, steps: int, published: float
 
 def summarise(rows: Sequence[Row]) -> Iterator[str]:
     return means((row for row in rows if "case" in row), "case", "fd auc")
-
-
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Means over seeds and each seed's dot; `none` and `recipe` stand at the right."""
-    plt = require("matplotlib.pyplot", "report")
-    names = [name for name in reversed(CASES) if any(row["case"] == name for row in rows)]
-    figure, axes = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
-    for axis, key, label in zip(
-        axes, ("fd", "auc"), ("Fréchet distance", "attack: AUC"), strict=True
-    ):
-        axis.plot(names, [mean_of(rows, key, case=name) for name in names], "C0o-")
-        axis.plot([row["case"] for row in rows], [row[key] for row in rows], "C0.", alpha=0.4)
-        axis.set_ylabel(label)
-        axis.tick_params(axis="x", rotation=25)
-    axes[0].set_yscale("log")
-    axes[0].axhline(mean_of(rows, "fd_floor"), color="grey", linestyle=":")
-    axes[1].axhline(0.5, color="grey", linestyle=":")
-    figure.savefig(path, dpi=100)

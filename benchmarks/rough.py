@@ -5,18 +5,17 @@ TLS, the product's defaults; the payload is made as it is read and arrives in a 
 neither end holds it. Resets come at a tenth, a half and nine tenths of the way, silence at three
 tenths. The wire's own time is that of the payload's bytes at the link's rate, headers of TCP and IP
 included, and of the silence. `--quick`: 0.4 GB and 6 s.
-
-Row: gb rate_mbit rtt_ms resets silence_s seconds wire_s ratio site_rss_mb coordinator_rss_mb
 """
 
 from __future__ import annotations
 
 import argparse
 import subprocess
+import time
 from collections.abc import Iterator
 
-from benchmarks.harness.ends import TCP_SHARE, opened
 from benchmarks.harness.table import Row
+from benchmarks.transport import TCP_SHARE, opened
 from benchmarks.wan import Star, WanLink
 
 RTT_MS = 100.0
@@ -33,15 +32,13 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     with Star(1, WanLink(args.rate_mbit, RTT_MS)) as star, opened(star) as ends:
         cut = ["ss", "-K", "-t", f"( sport = :{ends.port} )"]
         ends.order("contribution", int(gb * 1e9))
-        left = list(FAULTS)
-        for line in ends.coordinator.stdout:
-            while left and float(line) >= left[0][0]:
-                if left.pop(0)[1] == "silence":
-                    star.silence(silence_s)
-                else:
-                    star.coordinator.popen(cut, stdout=subprocess.DEVNULL).wait()
-            if float(line) >= 1:
-                break
+        for share, kind in FAULTS:
+            while star.carried()[0][0] * TCP_SHARE < share * gb * 1e9:
+                time.sleep(0.1)
+            if kind == "silence":
+                star.silence(silence_s)
+            else:
+                star.coordinator.popen(cut, stdout=subprocess.DEVNULL).wait()
         seconds, _, site_mb = ends.result()
         coordinator_mb = float(ends.coordinator.communicate(timeout=30)[0])
     yield {

@@ -4,8 +4,6 @@ The product's two services: encode, upload, check, merge, outer Nesterov step, m
 encode, download, apply. A round is timed at a site, from the beginning of one step to that of the
 next (the step itself only moves each weight a little), so that everything a user waits for is in
 it. `--quick`: a quarter of the rounds.
-
-Row: payload_bytes sites round_ms_median round_ms_p95 coordinator_rss_mb site_rss_mb
 """
 
 from __future__ import annotations

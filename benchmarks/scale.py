@@ -1,29 +1,45 @@
 """A round by number of sites: time, and what it costs the coordinator, from 2 sites to 64.
 
 The coordinator is the product's service in a process of its own: mutual TLS, spooled contributions,
-merging, outer Nesterov steps, coded updates. Sites are light (`harness/light_sites.py`): one
-process hosts all, each with a certificate and connections of its own; they send real payloads, but
-compute nothing and throw updates away. Nothing is packed on the way. Everything shares this
+merging, outer Nesterov steps, coded updates. Sites are light: one process hosts all, each with a
+thread, a certificate and connections of its own. All send the same contribution, coded once, and
+throw updates away, undecoded. Nothing is packed on the way. Everything shares this
 machine's cores, so that at many sites the time of a round is the machine's: the sites' processor
 time stands in the row, too.
 
 A round lasts from one update, when the first site has it, to the next; medians over the rounds that
 count. Processor seconds, bytes (both directions, all sites) and chunks' framing are a round's;
 memory is the whole run's peak. `--quick`: only 4 and 16 sites.
-
-Row: sites codec model_mb channels round_ms coordinator_cpu_s coordinator_rss_mb sites_cpu_s
-sites_rss_mb round_mb
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import sys
+import threading
+import time
+import traceback
+import uuid
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import pairwise
+from pathlib import Path
 
-from benchmarks.harness.fleet import ALL_SITES, COORDINATOR, run_fleet
+import psutil
+import torch
+
+from benchmarks.harness.fleet import ALL_SITES, COORDINATOR, run_fleet, save_json
+from benchmarks.harness.party import await_ticket, greeting, used
 from benchmarks.harness.table import Row
+from fedwan.app import load_strategy
+from fedwan.config import from_json, site_names
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.client import GrpcLink
+from fedwan.link.tls import Identity
+from fedwan.memory import tune_allocator
+from fedwan.site.stub import CoordinatorStub
 
 SIZES = (2, 4, 8, 16, 32, 64)
 MODEL_MB = 200
@@ -42,7 +58,7 @@ def measure_case(args: argparse.Namespace, sites: int, seed: int) -> Row:
     words = ["workload=weights", f"model.num_bytes={MODEL_MB * 10**6}", "strategy=diloco", "h=1"]
     words += [f"sites={sites}", f"steps={ROUNDS}", "eval.every=0", "checkpoint.every=1000000"]
     words += [f"codec.up={CODEC}", f"codec.down={CODEC}"]
-    run = run_fleet(words, others={ALL_SITES: ["light_sites"]})
+    run = run_fleet(words, others={ALL_SITES: ["scale"]})
     coordinator, found = run.parties[COORDINATOR], run.parties[ALL_SITES]
     times, coordinator_cpu_s, sites_cpu_s = zip(*found["marks"], strict=True)
     return {
@@ -64,3 +80,80 @@ def measure_case(args: argparse.Namespace, sites: int, seed: int) -> Row:
 def _growth(values: Sequence[float]) -> float:
     """In a round of those that count; there is a value after each round."""
     return (values[-1] - values[WARM_UP - 1]) / (ROUNDS - WARM_UP)
+
+
+# The light sites ----------------------------------------------------------------------------------
+
+
+class Host:
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._ticket = folder, await_ticket(folder)
+        self.config = from_json(self._ticket["config"])
+        self._hello, replica = greeting(self._ticket)
+        self._layout, self._weights = replica.layout, replica.base
+        draw = torch.Generator().manual_seed(1)
+        delta = {n: 1e-3 * torch.randn(w.shape, generator=draw) for n, w in self._weights.items()}
+        up = load_strategy(self.config.strategy).build(self.config).up
+        self._payload, _ = up.encode(delta, {}, self._layout)
+        self._lock = threading.Lock()
+        self._num_updates = 0
+        self._num_rounds = self.config.steps // self.config.h
+        self.marks: list[tuple[float, float, float]] = []
+        """After each round: the time, and processor seconds of the coordinator and of the sites."""
+        self.num_bytes = [0] * self._num_rounds
+        """Both directions, all sites, since the beginning; after each round."""
+        self.channels = 0
+        """Of each site."""
+
+    def _count_update(self, version: int, link: GrpcLink) -> None:
+        """A site has the update of a round; the first one to have it marks the round's end."""
+        with self._lock:
+            # Site by site: others may have begun the next round.
+            self.num_bytes[version] += link.bytes_up + link.bytes_down
+            self.channels = link.num_channels
+            if self._num_updates % self.config.sites == 0:
+                cpu_s = sum(psutil.Process(self._ticket["pid"]).cpu_times()[:2])
+                self.marks.append((time.monotonic(), cpu_s, used()["cpu_s"]))
+            self._num_updates += 1
+
+    def take_part(self, name: str) -> None:
+        """One site, from joining to farewell."""
+        identity = Identity.load(self._folder / "pki" / name)
+        # Packed or not by how busy the cores are, bytes would not compare.
+        link = GrpcLink(self._ticket["address"], identity, packs=False)
+        stub = CoordinatorStub(link, self._ticket["run_id"], self._layout, poll_s=2.0)
+        hello = wire.Hello(site=name, session=uuid.uuid4().hex)
+        hello.MergeFrom(self._hello)
+        while (welcome := link.join(hello)).is_waiting:
+            time.sleep(0.1)
+        if welcome.send_initial:
+            stub.send_initial(self._weights)
+        for version in range(self._num_rounds):
+            work = wire.Work(step=version + 1, steps=1, samples=1)
+            receipt = stub.send_contribution(0, version, self._payload, work)
+            if receipt.status != wire.Receipt.ACCEPTED:
+                raise RuntimeError(f"{name}'s contribution was not accepted: {receipt}")
+            if stub.fetch_update(0, version + 1, lambda: None).payload is None:
+                raise RuntimeError(f"{name} was too late for version {version + 1}")
+            self._count_update(version, link)
+        # Answer the question about quality until the coordinator says stop.
+        while (signal := link.signals.get()).kind != wire.CoordinatorSignal.STOP:
+            if signal.kind == wire.CoordinatorSignal.EVALUATE:
+                stub.report(self._num_rounds, '{"fd": 0.0, "fd_floor": 0.0}', b"")
+        link.leave(wire.Farewell())
+        link.close()
+
+
+if __name__ == "__main__":
+    folder, role = Path(sys.argv[1]), sys.argv[2]
+    os.chdir(folder / "app")
+    tune_allocator()  # as both services do
+    host = Host(folder)
+    names = site_names(host.config)
+    with ThreadPoolExecutor(len(names)) as pool:
+        for future in as_completed(pool.submit(host.take_part, name) for name in names):
+            if error := future.exception():
+                traceback.print_exception(error)
+                os._exit(1)  # the others would wait for this one
+    result = {"marks": host.marks, "num_bytes": host.num_bytes, "channels": host.channels}
+    save_json(folder / f"{role}.json", result | used())

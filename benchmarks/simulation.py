@@ -3,10 +3,8 @@
 Coordinator and sites run as they are, over a network and a disk that fail (`benchmarks/seeded`).
 After every update the global weights are compared with those of the run that nothing disturbed; and
 nothing may be merged twice, called durable too early, or wait for ever. A seed replays a run
-exactly: `--seed 17 --trace` prints it, and one that fails is shrunk to the faults that it takes.
+exactly: `--seed 17 --trace` prints it.
 `--bugs` plants known bugs of the protocol one at a time, and counts the seeds until each is found.
-
-Row: scenario seeds faults kinds violations virtual_h real_s; or: bug seeds scenario violation
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         yield from map(_find, [name for name in BUGS if args.only in name])
         return
     if args.seed is not None:
-        report = shrunk(simulate_seed(args.seed))
+        report = simulate_seed(args.seed)
         if args.trace:
             print("\n".join(report.trace))
         yield _row([report], 0.0)
@@ -61,16 +59,6 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     s_per_seed = (time.monotonic() - began) / len(seeds)
     for name in filter(found.get, TURNS):
         yield _row(found[name], s_per_seed)
-
-
-def shrunk(report: Report) -> Report:
-    """A seed that fails with as few faults as still break something; another one as it is."""
-    if report.violations:
-        for index in range(report.num_drawn):
-            skipped = report.skipped | {index}
-            without = simulate_seed(report.seed, report.scenario, skipped=skipped)
-            report = without if without.violations else report
-    return report
 
 
 def _row(reports: Sequence[Report], s_per_seed: float) -> Row:

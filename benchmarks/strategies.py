@@ -9,10 +9,7 @@ thirds. Where a strategy has a quorum it is 3 of 4, so that the others go on; el
 `int2` code DiLoCo's deltas and updates, H = 20; `topk2` codes the deltas of plain averaging, whose
 updates come back as int4, H = 5 and all of the recipe's steps, since what sends 1.6 % at a time
 needs many rounds. Each is compared with fp32, the same H, steps and seeds.
-`--quick`: one seed, a tenth of the steps.
-
-Row: workload strategy h steps seed absent up down bytes_up bytes_down fd fd_floor late dropped;
-bytes are those of a site and a step.
+Bytes are those of a site and a step. `--quick`: one seed, a tenth of the steps.
 """
 
 from __future__ import annotations

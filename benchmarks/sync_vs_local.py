@@ -9,20 +9,18 @@ average first came below 1.25 times synchronous training's final distance.
 A strategy that would take hours on a link is run there for a bounded number of rounds; its time is
 then the mean time of those rounds times all of them, and `extrapolated` says so.
 `--quick`: few steps, two links.
-
-Row: workload strategy codec link rate_mbit rtt_ms loss emulation steps h wall_s bytes_up bytes_down
-utilisation fd fd_floor time_to_quality_s extrapolated seed
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import NamedTuple
 
-from benchmarks.harness.fleet import FleetRun, linked, run_fleet
+from benchmarks.harness.fleet import FleetRun, run_fleet
 from benchmarks.harness.table import Row, columns_of, seeds_of, select
-from benchmarks.wan import BARE, WanLink
+from benchmarks.wan import BARE, Star, WanLink
 
 SITES = 4
 SEEDS = 1
@@ -68,8 +66,8 @@ def measure_one(
     words += f" steps={bound * strategy.h} codec.up={strategy.codec} codec.down={strategy.codec}"
     words += f" eval.every={max(strategy.h, steps // 20) if is_whole else 0}"
     words += f" h={strategy.h}" if strategy.h > 1 else ""
-    with linked(SITES, link) as (star, emulation, shaped):
-        run = run_fleet([*words.split(), *strategy.words, *shaped], star, threads=1)
+    with nullcontext() if link == BARE else Star(SITES, link) as star:
+        run = run_fleet([*words.split(), *strategy.words], star, threads=1)
     summary, (seconds, curve) = run.summary, quality_over_time(run)
     return {
         "workload": workload,
@@ -77,7 +75,7 @@ def measure_one(
         "codec": strategy.codec,
         "link": link_name,
         **columns_of(link, "rate_mbit rtt_ms loss"),
-        "emulation": emulation,
+        "emulation": star.emulation if star else "none",
         "steps": round(summary["steps"] * factor),
         "h": strategy.h,
         "wall_s": round(seconds * factor, 1),

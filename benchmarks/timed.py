@@ -9,9 +9,6 @@ Utilisation is 0.1 s times the steps over the time that passed, from the start o
 start of a later one, mean over sites: it leaves out the beginning, where the initial weights
 travel, and the last round, where nothing overlaps. What delays a step by any means counts.
 `--quick`: only what the project promises.
-
-Row: strategy codec h fragments tau sites rate_mbit rtt_ms loss cc pace_mbit emulation utilisation
-round_s bytes_per_step coordinator_cpu_s site_cpu_s coordinator_rss_mb site_rss_mb
 """
 
 from __future__ import annotations
@@ -20,9 +17,9 @@ import argparse
 import statistics
 from dataclasses import dataclass
 
-from benchmarks.harness.fleet import FleetRun, linked, run_fleet
+from benchmarks.harness.fleet import FleetRun, run_fleet
 from benchmarks.harness.table import Row, columns_of
-from benchmarks.wan import WanLink
+from benchmarks.wan import Star, WanLink
 
 STEP_S = 0.1
 NUM_FRAGMENTS = 10
@@ -90,8 +87,8 @@ def cases(args: argparse.Namespace) -> list[Case]:
 
 def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     link = WanLink(case.rate_mbit, case.rtt_ms, case.loss)
-    with linked(case.sites, link) as (star, emulation, words):
-        return _row(case, run_fleet([*case.words, *words], star, threads=1), emulation)
+    with Star(case.sites, link) as star:
+        return _row(case, run_fleet(case.words, star, threads=1), star.emulation)
 
 
 def _row(case: Case, run: FleetRun, emulation: str) -> Row:

@@ -2,26 +2,43 @@
 
 A site uploads payloads of about 8 s, 256 MiB at most, to a coordinator, both real processes in
 network namespaces (`wan.py`). Both sides' figures are bytes of payload over wall time, slow start
-included; the flow's connection is new, the data plane's stand as they do between two rounds. Eight
-transfers of a third of that time come before those that count. Each figure is the median of three.
+included; the flow brings as many, over a new connection, the data plane's stand as they do between
+two rounds. Eight transfers of a third of that time come before those that count. Each figure is the
+median of three.
 `--quick`: 4 s instead of 8, once.
-
-Row: link rate_mbit rtt_ms loss cc channels goodput_mbit tcp_mbit ratio emulation way
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
+import socket
 import statistics
+import sys
+import tempfile
+import threading
 import time
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from benchmarks.harness.ends import Ends, opened, tcp_mbit
+from benchmarks.harness.fleet import Process, module, peak_rss_mb
 from benchmarks.harness.table import Row, columns_of
 from benchmarks.wan import Star, WanLink
-from fedwan.link.server import MAX_NOISE_BYTES
+from fedwan.errors import FedwanError
+from fedwan.link import pki
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.buffer import UploadReception
+from fedwan.link.client import GrpcLink
+from fedwan.link.server import MAX_NOISE_BYTES, DataPlane, Noise
+from fedwan.link.tls import Identity
+from fedwan.memory import tune_allocator
 
+TCP_SHARE = 1448 / 1500
+"""What of a link's rate is left for payload under the headers of TCP and IP."""
 RTT_MS = 100.0
 WARM_UPS = 8
 LEAST_BYTES = 8 << 20
@@ -49,14 +66,11 @@ def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     theirs: list[float] = []
     seconds = args.seconds or (4 if args.quick else 8)
     with Star(1, case.link) as star, opened(star, case.congestion, packs=False) as ends:
-        receiver, sender = star.coordinator, star.sites[0]
-        if args.way == "down":
-            receiver, sender = sender, receiver
         rate = case.link.rate_mbit / 4
         for _ in range(WARM_UPS):
             rate, _ = transfer(ends, args.way, seconds, rate / 3)
         for _ in range(1 if args.quick else 3):
-            theirs.append(tcp_mbit(receiver, sender, seconds, 0, case.congestion))
+            theirs.append(transfer(ends, f"tcp {args.way}", seconds, rate)[0])
             rate, channels = transfer(ends, args.way, seconds, rate)
             ours.append(rate)
     goodput, tcp = statistics.median(ours), statistics.median(theirs)
@@ -87,3 +101,147 @@ def cases(args: argparse.Namespace) -> list[Case]:
     losses = [loss / 100 for loss in args.loss]
     links = [WanLink(rate, RTT_MS, loss) for rate in args.rate_mbit for loss in losses]
     return list(itertools.starmap(Case, itertools.product(links, args.cc)))
+
+
+# The two ends, each a process of its own: `FOLDER CONGESTION HOST` is the coordinator's, `FOLDER
+# CONGESTION ADDRESS PLAIN PACKS` a site's. Payloads are noise, made as it is read. A line of JSON
+# on the site's standard input orders a transfer, one on its standard output says how long it took.
+# What the coordinator's end takes goes to a file or nowhere, so that neither end holds it.
+
+
+@dataclass
+class Ends:
+    coordinator: Any
+    """Its process, whose last word is its peak memory, in MB."""
+    site: Any
+    port: str
+
+    def order(self, way: str, num_bytes: int) -> None:
+        """Have noise sent `up`, `down`, as a `contribution`, or over `tcp up` or `tcp down`."""
+        print(json.dumps([way, num_bytes]), file=self.site.stdin, flush=True)
+
+    def result(self) -> tuple[float, int, float]:
+        """Seconds of the transfer, channels that it had, and the site's peak memory, in MB."""
+        if not (line := self.site.stdout.readline()):
+            raise FedwanError("an end of the benchmark failed; its error stands above")
+        seconds, channels, rss_mb = json.loads(line)
+        return seconds, channels, rss_mb
+
+
+@contextmanager
+def opened(star: Star, congestion: str = "auto", packs: bool = True) -> Iterator[Ends]:
+    host, pipes = star.coordinator.address, {"stdin": -1, "stdout": -1, "text": True}
+    with tempfile.TemporaryDirectory() as folder:
+        pki.federation(Path(folder), [host], ["s1"])
+        words = module("transport", folder, congestion)
+        server: Any = Process("server", [*words, host], star.coordinator).start(**pipes)
+        port, plain = server.stdout.readline().split()
+        words += [f"{host}:{port}", plain, str(int(packs))]
+        site: Any = Process("site", words, star.sites[0]).start(**pipes)
+        try:
+            yield Ends(server, site, port)
+        finally:
+            for child in (site, server):
+                child.communicate(timeout=30)
+
+
+class _Hub:
+    """Takes one contribution, into a file; noise the data plane takes and gives by itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.reception: UploadReception | None = None
+
+    def open_upload(self, site: str, header: wire.UploadHeader) -> UploadReception:
+        self.reception = self.reception or UploadReception(header, self._folder)
+        return self.reception
+
+    def close_stripe(self, site: str, header: wire.UploadHeader) -> wire.Receipt:
+        missing = self.reception.missing()
+        status = wire.Receipt.INCOMPLETE if missing else wire.Receipt.ACCEPTED
+        return wire.Receipt(status=status, missing=missing)
+
+
+def serve(folder: Path, congestion: str, host: str) -> None:
+    """The coordinator's end, until standard input closes."""
+    hub: Any = _Hub(folder)
+    identity = Identity.load(folder / "coordinator", "coordinator")
+    plane = DataPlane(hub, identity, host, 0, congestion=congestion)
+    plane.start()
+    listener = socket.create_server((host, 0))
+    threading.Thread(target=_serve_plain, args=(listener, congestion), daemon=True).start()
+    print(plane.port, listener.getsockname()[1], flush=True)
+    sys.stdin.read()
+    plane.stop(0.1)
+    print(peak_rss_mb(), flush=True)
+
+
+def serve_orders(link: GrpcLink, plain: tuple[str, int], congestion: str) -> None:
+    """A site's end: transfers as they are ordered, until standard input closes."""
+    for line in sys.stdin:
+        way, num_bytes = json.loads(line)
+        began = time.monotonic()
+        if way.startswith("tcp"):
+            _ask_plain(plain, congestion, way, num_bytes)
+        elif way == "down":
+            kind = wire.DownloadRequest.MEASUREMENT
+            link.download(wire.DownloadRequest(kind=kind, version=num_bytes))
+        else:
+            of = wire.UploadHeader
+            header = of(kind=of.MEASUREMENT if way == "up" else of.CONTRIBUTION, checksum=1)
+            link.upload(header, Noise(num_bytes))
+        answer = [time.monotonic() - began, link.num_channels, peak_rss_mb()]
+        print(json.dumps(answer), flush=True)
+    link.close()
+
+
+# One plain flow ---------------------------------------------------------------------------------
+
+ORDER_BYTES = 32
+
+
+def _serve_plain(listener: socket.socket, congestion: str) -> None:
+    """Take or send what a site orders over each new connection."""
+    while True:
+        flow, _ = listener.accept()
+        with flow:
+            *way, num_bytes = flow.recv(ORDER_BYTES, socket.MSG_WAITALL).decode().split()
+            if way[-1] == "up":
+                _drain(flow)
+            else:
+                _send(flow, int(num_bytes), congestion)
+
+
+def _ask_plain(address: tuple[str, int], congestion: str, way: str, num_bytes: int) -> None:
+    with socket.create_connection(address) as flow:
+        flow.sendall(f"{way} {num_bytes}".ljust(ORDER_BYTES).encode())
+        if way == "tcp up":
+            _send(flow, num_bytes, congestion)
+            flow.shutdown(socket.SHUT_WR)
+        _drain(flow)
+
+
+def _send(flow: socket.socket, num_bytes: int, congestion: str) -> None:
+    if congestion not in ("auto", "system"):
+        flow.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+    block = bytes(1 << 20)
+    for at in range(0, num_bytes, len(block)):
+        flow.sendall(block[: num_bytes - at])
+
+
+def _drain(flow: socket.socket) -> None:
+    """Until the other end has closed its way."""
+    block = bytearray(1 << 20)
+    while flow.recv_into(block):
+        pass
+
+
+if __name__ == "__main__":
+    folder, congestion, address, *rest = sys.argv[1:]
+    tune_allocator()  # as both services do
+    if rest:
+        identity = Identity.load(Path(folder) / "s1")
+        link = GrpcLink(address, identity, congestion=congestion, packs=rest[1] == "1")
+        serve_orders(link, (address.partition(":")[0], int(rest[0])), congestion)
+    else:
+        serve(Path(folder), congestion, address)

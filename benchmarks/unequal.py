@@ -6,8 +6,6 @@ the same number of samples in all: `diloco` behind a barrier, H = 20 for everybo
 real engine in one process (`fedwan.simulate`, loopback links); steps last as long as they are told
 to, so that the two cores of a small machine are enough for four sites. `--quick`: one seed, a tenth
 of the steps.
-
-Row: workload strategy seed steps samples slow_factor step_s wall_s fd fd_floor staleness
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -93,8 +93,11 @@ class Federation:
 
     def await_silence(self) -> None:
         """Processes of a run that was killed end by themselves, soon."""
-        if not _within(30, lambda: not self.processes()):
-            raise FedwanError(f"processes are left 30 s after the end: {self.processes()}")
+        deadline = time.monotonic() + 30
+        while left := self.processes():
+            if time.monotonic() > deadline:
+                raise FedwanError(f"processes are left 30 s after the end: {left}")
+            time.sleep(0.05)
 
     def processes(self, text: str = "", **environ: str) -> list[psutil.Process]:
         """All that belong to it, or those whose words hold a text and which have variables."""
@@ -109,16 +112,12 @@ class Federation:
 
     def find(self, rng: random.Random, text: str, **environ: str) -> psutil.Process:
         """One process; waits for it, since some are being replaced."""
-        found: list[psutil.Process] = []
-
-        def is_there() -> bool:
-            found[:] = self.processes(text, **environ)
-            return bool(found) or self.child.poll() is not None
-
-        _within(PATIENCE_S, is_there)
-        if not found:
-            raise FedwanError(f"no process {text!r}")
-        return rng.choice(found)
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline and self.child.poll() is None:
+            if found := self.processes(text, **environ):
+                return rng.choice(found)
+            time.sleep(0.05)
+        raise FedwanError(f"no process {text!r}")
 
     def inside(self, *words: str) -> None:
         """Run a command in its network."""
@@ -152,13 +151,6 @@ class Federation:
             no_sockets = shutil.ignore_patterns("*.sock")
             shutil.copytree(self.out, self.folder.with_suffix(".kept"), ignore=no_sockets)
         _call("umount", "--lazy", str(self.folder))  # a process may still be on its way out
-
-
-def _within(seconds: float, is_so: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + seconds
-    while not (so := is_so()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return so
 
 
 def _call(*words: str) -> None:

@@ -9,38 +9,30 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import json
-import math
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import chdir
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.wan import BARE, ROOT, Place, Star, WanLink, available
+from benchmarks.wan import ROOT, Place, Star
 from fedwan.app import load_run
 from fedwan.config import Config, dump, site_names
 from fedwan.errors import FedwanError
 from fedwan.link import pki
-from fedwan.link.tcp import goodput_mbit
 from fedwan.output.journal import JOURNAL
 
 TIMEOUT_S = 3600.0
 COORDINATOR = "coordinator"
 ALL_SITES = "sites"
 """The role of a process that plays all of them."""
-
-
-def with_checkout(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment with this checkout in front of whatever else Python finds."""
-    paths = [str(ROOT), *filter(None, [env.get("PYTHONPATH")])]
-    return {**env, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 @dataclass(frozen=True)
@@ -55,7 +47,8 @@ class Process:
 
     def start(self, **options: Any) -> subprocess.Popen[Any]:
         """Start it, with this checkout in front of whatever is installed."""
-        env = with_checkout(self.env or os.environ)
+        env = {**(self.env or os.environ)}
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
         popen = self.place.popen if self.place else subprocess.Popen
         return popen(list(self.words), env=env, **options)
 
@@ -64,10 +57,16 @@ def module(name: str, *words: object) -> list[str]:
     return [sys.executable, "-m", f"benchmarks.{name}", *map(str, words)]
 
 
-def run_processes(processes: Sequence[Process], folder: Path, timeout_s: float) -> None:
+def run_processes(
+    processes: Sequence[Process],
+    folder: Path,
+    timeout_s: float,
+    look: Callable[[], object] = lambda: None,
+) -> None:
     """Run until all but the services have ended; whatever happens, none is left running.
 
     The folder gets a log of each, whose end is in the error where one fails or the time is over.
+    `look` is called some times a second meanwhile.
     """
     deadline = time.monotonic() + timeout_s
     children: dict[str, subprocess.Popen[Any]] = {}
@@ -88,6 +87,7 @@ def run_processes(processes: Sequence[Process], folder: Path, timeout_s: float) 
             if time.monotonic() > deadline:
                 ends = "; ".join(f"{name}: {_end_of(folder, name)}" for name in sorted(left))
                 raise FedwanError(f"not done in {timeout_s:g} s: {ends}")
+            look()
             time.sleep(0.05)
     finally:
         for child in children.values():
@@ -164,26 +164,6 @@ def app() -> Path:
     return lay_app(folder / "app")
 
 
-@contextmanager
-def linked(sites: int, link: WanLink) -> Iterator[tuple[Star | None, str, list[str]]]:
-    """A star of such links or None, the emulation's name, and settings for the run.
-
-    Where this machine cannot emulate a network, a shaped link on loopback stands in.
-    """
-    if link == BARE:
-        yield None, "none", []
-    elif available() is None:
-        with Star(sites, link) as star:
-            yield star, star.emulation, []
-    else:
-        rate = goodput_mbit(link.rate_mbit, link.rtt_ms, link.loss)
-        yield (
-            None,
-            "shaped",
-            [f"link.rate_mbit={rate if rate < math.inf else 0:g}", f"link.rtt_ms={link.rtt_ms:g}"],
-        )
-
-
 def half(which: int, is_apart: bool) -> list[str]:
     """What to put before a command that is to have one half of this machine's processors."""
     mine = sorted(os.sched_getaffinity(0))
@@ -234,7 +214,7 @@ def run_fleet(
                 command[1:1] = run
             processes.append(Process(site, [*half(1, is_apart), *command], place, env=env))
         for role, (player, *given) in others.items():
-            command = module(f"harness.{player}", folder, role, *given)
+            command = module(player, folder, role, *given)
             processes.append(Process(role, command, is_service=role != ALL_SITES, env=env))
         run_processes(processes, folder, TIMEOUT_S)
         out = folder / "out"

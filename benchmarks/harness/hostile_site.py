@@ -26,6 +26,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,9 @@ from google.protobuf.message import Message
 from benchmarks.harness.fleet import save_json
 from benchmarks.harness.party import await_ticket, greeting
 from fedwan.codecs import fp32
+from fedwan.errors import FedwanError
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.client import GrpcLink, dial
 from fedwan.link.framing import Chunk, Part
 from fedwan.link.rpc import ByteCounter, Stub
 from fedwan.link.tls import Identity
@@ -46,7 +49,6 @@ from fedwan.protocol.rounds import HOPELESS_ROUNDS
 
 CALLS = ("Control", "Download", "Join", "Leave", "Report", "Unmask", "Upload")
 THREADS = 4
-REJOIN_S = 1.0
 TIMEOUT_S = 30.0
 INTEGERS = (0, 1, 2, 7, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**62, 2**63, 2**64 - 1)
 MASKS = {Field.TYPE_ENUM: 2**31 - 1, Field.TYPE_UINT32: 2**32 - 1}
@@ -124,19 +126,17 @@ class HostileSite:
 
     def __init__(self, folder: Path, name: str) -> None:
         self._path = folder / f"{name}.json"
-        self._ticket = await_ticket(folder)
+        ticket = await_ticket(folder)
+        self._address, self._run_id = ticket["address"], ticket["run_id"]
         self._identity = Identity.load(folder / "pki" / name)
-        self._hello, replica = greeting(self._ticket)
+        self._hello, replica = greeting(ticket)
         self._hello.site = name
-        self._run_id = self._hello.run_id
         values = {
             name: torch.full(spec.shape, float("nan") if spec.dtype.is_floating_point else 0)
             for name, spec in replica.layout.items()
         }
-        payload, _ = fp32().encode(values, {}, replica.layout)
-        self._payload = bytes(payload.read(0, payload.num_bytes))
-        self._checksum = payload.checksum
-        self._session = ""
+        self._nan, _ = fp32().encode(values, {}, replica.layout)
+        self._payload = bytes(self._nan.read(0, self._nan.num_bytes))
         self._version = 0
         self._lock = threading.Lock()
         self._sent: Counter[str] = Counter()
@@ -146,59 +146,36 @@ class HostileSite:
         save_json(self._path, {"sent": dict(self._sent), "answers": dict(self._answers)})
 
     def _stub(self) -> Stub:
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        options += [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-        credentials = self._identity.grpc_channel_credentials()
-        channel = grpc.secure_channel(self._ticket["address"], credentials, options=options)
-        return Stub(channel, ByteCounter(), self._ticket["address"])
+        return Stub(dial(self._address, self._identity), ByteCounter(), self._address)
 
     def belong(self) -> None:
-        """Join and send heartbeats, as an honest site does, for ever."""
-        stub = self._stub()
+        """Join as an honest site does; contribute NaN to every version, for ever.
+
+        As often as it is tried with a site.
+        """
+        link = GrpcLink(self._address, self._identity)
         while True:
-            with suppress(grpc.RpcError):
-                self._hello.session = self._session = uuid.uuid4().hex
-                while stub.Join(self._hello, timeout=TIMEOUT_S).is_waiting:
+            with suppress(FedwanError):
+                self._hello.session = uuid.uuid4().hex
+                while link.join(self._hello).is_waiting:
                     time.sleep(0.2)
-                control = stub.Control(self._heartbeats(self._session))
-                for signal in control:
-                    if signal.kind == wire.CoordinatorSignal.GONE:  # by a Join of our own
-                        break
-                control.cancel()
-            time.sleep(REJOIN_S / 10)
+                while True:  # until a Join of our own has taken the session
+                    for attempt in range(HOPELESS_ROUNDS):
+                        header = self._header(len(self._payload), self._nan.checksum + attempt)
+                        link.upload(header, self._nan)
+                    asked = self._request(version=self._version + 1, wait_s=1.0)
+                    found = link.download(asked).header
+                    if found.status != wire.DownloadHeader.NOT_YET:
+                        self._version = found.version
+            time.sleep(0.1)
 
-    def _heartbeats(self, session: str) -> Iterator[wire.SiteSignal]:
-        while session == self._session:
-            yield wire.SiteSignal(session=session, step=self._version)
-            time.sleep(REJOIN_S)
+    def _request(self, **fields: Any) -> wire.DownloadRequest:
+        return wire.DownloadRequest(run_id=self._run_id, **fields)
 
-    def decline(self) -> None:
-        """Contribute to every version, as often as it is tried with a site, nothing but NaN."""
-        stub, data = self._stub(), self._payload
-        chunk = Chunk(0, xxhash.xxh3_64_intdigest(data), data)
-        while True:
-            try:
-                for attempt in range(HOPELESS_ROUNDS):
-                    header = self._header(len(data), self._checksum + attempt, len(data))
-                    stub.Upload(iter([Part(header, chunk)]), timeout=TIMEOUT_S)
-                found = self._ask(stub, version=self._version + 1, wait_s=1.0)
-                if found.status != wire.DownloadHeader.NOT_YET:
-                    self._version = found.version
-            except (grpc.RpcError, StopIteration):
-                time.sleep(0.1)
-
-    def _ask(self, stub: Stub, rng: random.Random | None = None, **fields: Any) -> Any:
-        """The header of what was asked for; the rest is left unread."""
-        request = wire.DownloadRequest(run_id=self._run_id, **fields)
-        call = stub.Download(spoil(rng, request) if rng else request, timeout=TIMEOUT_S)
-        found = next(call).header
-        call.cancel()
-        return found
-
-    def _header(self, num_bytes: int, checksum: int, chunk_bytes: int) -> wire.UploadHeader:
+    def _header(self, num_bytes: int, checksum: int, chunk_bytes: int = 0) -> wire.UploadHeader:
         return wire.UploadHeader(
             run_id=self._run_id,
-            session=self._session,
+            session=self._hello.session,
             version=self._version,
             num_bytes=num_bytes,
             checksum=checksum,
@@ -206,40 +183,40 @@ class HostileSite:
             work=wire.Work(step=self._version, steps=1, samples=1),
         )
 
+    def _honest(self, name: str, rng: random.Random) -> Message:
+        """What an honest site would say in a call."""
+        version = self._version
+        if name == "Join":
+            hello = wire.Hello()
+            hello.CopyFrom(self._hello)
+            return hello
+        if name == "Report":
+            figures = '{"fd": 0.0001, "fd_floor": 0.0}'
+            return wire.QualityReport(run_id=self._run_id, version=version, figures_json=figures)
+        if name == "Unmask":
+            shares = [bytes(16)] * 2
+            return wire.Unmasked(version=version, signature=bytes(64), shares=shares)
+        if name == "Leave":
+            return wire.Farewell(session=uuid.uuid4().hex)
+        if name == "Download":
+            return self._request(kind=rng.randint(0, 4), version=version)
+        return wire.SiteSignal(session=self._hello.session)
+
     def attack(self, messages: int, seed: int) -> None:
         """Send so many, less those that found no connection."""
         rng, stub = random.Random(f"hostile {seed}"), self._stub()
-
-        def send(name: str) -> None:
-            if name == "Join":
-                hello = wire.Hello()
-                hello.CopyFrom(self._hello)
-                stub.Join(spoil(rng, hello), timeout=TIMEOUT_S)
-            elif name == "Report":
-                figures = '{"fd": 0.0001, "fd_floor": 0.0}'
-                report = wire.QualityReport(
-                    run_id=self._run_id, version=self._version, figures_json=figures
-                )
-                stub.Report(spoil(rng, report), timeout=TIMEOUT_S)
-            elif name == "Unmask":
-                answer = wire.Unmasked(
-                    version=self._version, signature=bytes(64), shares=[bytes(16)] * 2
-                )
-                stub.Unmask(spoil(rng, answer), timeout=TIMEOUT_S)
-            elif name == "Leave":
-                stub.Leave(spoil(rng, wire.Farewell(session=uuid.uuid4().hex)), timeout=TIMEOUT_S)
-            elif name == "Download":
-                self._ask(stub, rng, kind=rng.randint(0, 4), version=self._version)
-            elif name == "Upload":
-                stub.Upload(self._parts(rng), timeout=TIMEOUT_S)
-            else:
-                signal = spoil(rng, wire.SiteSignal(session=self._session))
-                next(stub.Control(iter([signal]), timeout=TIMEOUT_S))
-
         for _ in range(messages):
             name = rng.choice(CALLS)
             try:
-                send(name)
+                if name == "Upload":
+                    stub.Upload(self._parts(rng), timeout=TIMEOUT_S)
+                else:
+                    message = spoil(rng, self._honest(name, rng))
+                    told = iter([message]) if name == "Control" else message
+                    found = getattr(stub, name)(told, timeout=TIMEOUT_S)
+                    if name in ("Control", "Download"):  # the rest is left unread
+                        next(found)
+                        found.cancel()
                 answer = "OK"
             except grpc.RpcError as error:
                 answer = error.code().name
@@ -262,7 +239,7 @@ class HostileSite:
         if rng.random() < 0.3:
             chunk = chunk[: rng.randrange(1, len(chunk))]
         checksum = xxhash.xxh3_64_intdigest(chunk)
-        header = self._header(num_bytes, rng.choice((checksum, self._checksum)), len(chunk))
+        header = self._header(num_bytes, rng.choice((checksum, self._nan.checksum)), len(chunk))
         yield Part(spoil(rng, header) if rng.random() < 0.7 else header, None)
         for _ in range(rng.choice((0, 1, 1, 3))):
             offset = rng.choice((0, 0, 1, len(chunk), 2**40, 2**63))
@@ -273,39 +250,31 @@ class HostileSite:
         """Control streams of strangers' sessions, and connections that say nothing; for ever."""
         stub, never = self._stub(), threading.Event()
         kept: list[Any] = [stub.Control(never.wait() for _ in range(1)) for _ in range(streams)]
-        host, _, port = self._ticket["address"].rpartition(":")
+        host, _, port = self._address.rpartition(":")
         while True:
             while len(kept) < streams + connections:
                 with suppress(OSError):
                     kept.append(socket.create_connection((host, int(port)), timeout=5.0))
+                    kept[-1].setblocking(False)
             time.sleep(5.0)
             kept[streams:] = filter(_is_open, kept[streams:])
 
 
 def _is_open(connection: socket.socket) -> bool:
-    connection.setblocking(False)
     try:
-        is_open = connection.recv(1) != b""
-    except BlockingIOError:
-        return True
-    except OSError:
-        is_open = False
-    if not is_open:
-        connection.close()
-    return is_open
+        return connection.recv(1) != b""
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
 
 
 if __name__ == "__main__":
-    folder, name, (messages, streams, connections) = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    folder, name, given = Path(sys.argv[1]), sys.argv[2], map(int, sys.argv[3:])
+    messages, streams, connections = given
     os.chdir(folder / "app")
     site = HostileSite(folder, name)
     site.save()
-    work: list[tuple[Callable[..., None], tuple[int, ...]]] = [
-        (site.belong, ()),
-        (site.decline, ()),
-    ]
-    work += [(site.attack, (int(messages) // THREADS, seed)) for seed in range(THREADS)]
-    work += [(site.keep_open, (int(streams), int(connections)))]
-    for target, words in work:
-        threading.Thread(target=target, args=words, daemon=True).start()
+    work: list[Callable[[], None]] = [site.belong, lambda: site.keep_open(streams, connections)]
+    work += [partial(site.attack, messages // THREADS, seed) for seed in range(THREADS)]
+    for target in work:
+        threading.Thread(target=target, daemon=True).start()
     threading.Event().wait()

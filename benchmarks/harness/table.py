@@ -24,8 +24,6 @@ Row = dict[str, Any]
 Case = TypeVar("Case")
 FRESH = 100
 """The first seed that nothing was tuned on."""
-_T_975 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Student's t by degrees of freedom, from 1; beyond them a bound from above."""
 
 
 def read_arguments(module: ModuleType, name: str, words: Sequence[str]) -> argparse.Namespace:
@@ -131,11 +129,11 @@ def values_of(rows: Sequence[Row], key: str, **wanted: object) -> list[float]:
 
 def half_interval(values: Sequence[float]) -> float:
     """Half the width of the mean's 95 % interval, over seeds; NaN of a single one."""
-    num = len(values)
-    if num < 2:
+    if (num := len(values)) < 2:
         return float("nan")
-    t = _T_975[num - 2] if num - 2 < len(_T_975) else 1.96 + 3 / num
-    return t * statistics.stdev(values) / math.sqrt(num)
+    from scipy.stats import t as student  # large, and most processes do without
+
+    return float(student.ppf(0.975, num - 1)) * statistics.stdev(values) / math.sqrt(num)
 
 
 def ratio_half_interval(ours: Sequence[float], theirs: Sequence[float]) -> float:

@@ -7,10 +7,8 @@ each on an emulated wide area and, between the same namespaces, on bare links. `
 percent on this command line. Needs root (network namespaces) and the peers' environment.
 `--quick`: one start, fewer steps.
 
-Row: system link rate_mbit rtt_ms loss steps h wall_s bytes_up bytes_down utilisation fd
-time_to_fd_s, and how it came about; `steps` and `wall_s` are those that ran, `fd` is at the end of
-the curve.
-Bytes are those of all sites, as the link counts them. `fd_from` says where `fd` comes from: of DDP
+`steps` and `wall_s` are those that ran, `fd` is at the end of the curve, bytes are those of all
+sites, as the link counts them. `fd_from` says where `fd` comes from: of DDP
 and Flower a bounded number of steps is run on the wide area, and their quality over steps is that
 of the same training, bit for bit, on bare links.
 """
@@ -19,11 +17,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -33,7 +29,7 @@ from benchmarks.harness.table import Row, columns_of, grouped
 from benchmarks.peers.part import WORKLOADS, Spec
 from benchmarks.peers.run import CONGESTION, Outcome, run
 from benchmarks.wan import BARE, WanLink
-from fedwan.errors import FedwanError, UserError
+from fedwan.errors import FedwanError
 
 
 @dataclass(frozen=True)
@@ -106,14 +102,12 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     both, the curve is kept.
     """
     args.steps = args.steps or (QUICK_STEPS if args.quick else STEPS)[args.workload]
-    names = args.systems.split(",")
-    check(args, names)
     curves: dict[tuple[str, int], Row] = {}
     wan = WanLink(args.rate_mbit, args.rtt_ms, args.loss / 100)
     with tempfile.TemporaryDirectory() as made:
         folder = (args.keep or Path(made)).resolve()
         for start in range(1 if args.quick else args.starts):
-            for name, link in itertools.product(names, (BARE, wan)):
+            for name, link in itertools.product(args.systems, (BARE, wan)):
                 key = (name, start)
                 spec = spec_of(name, args, start, is_bounded=link != BARE)
                 at = folder / f"{name}-{start}-{'bare' if link == BARE else 'wan'}"
@@ -125,7 +119,8 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--systems", default="ddp,torchft,flower,fedwan-fp32,fedwan")
+    systems = ["ddp", "torchft", "flower", "fedwan-fp32", "fedwan"]
+    parser.add_argument("--systems", nargs="+", choices=VARIANTS, default=systems)
     parser.add_argument("--workload", choices=WORKLOADS, default="timed")
     parser.add_argument("--rate-mbit", type=float, default=200.0)
     parser.add_argument("--rtt-ms", type=float, default=100.0)
@@ -134,15 +129,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--starts", type=int, default=3, help="each with a seed of its own")
     parser.add_argument("--fedwan", nargs="*", default=[], help="key=value for fedwan alone")
     parser.add_argument("--keep", type=Path, help="folder for the runs' files and logs")
-
-
-def check(args: argparse.Namespace, names: Sequence[str]) -> None:
-    if unknown := [name for name in names if name not in VARIANTS]:
-        raise UserError(f"--systems names {unknown[0]!r}; choose from {', '.join(VARIANTS)}")
-    if "torchft" in names and not find_spec("torchft"):
-        raise UserError(f"torchft is not installed for {sys.executable}; use `make bench-peers`")
-    if args.steps % (h := H[args.workload]):
-        raise UserError(f"--steps {args.steps} is no multiple of H = {h}")
 
 
 # From what a run left to a row --------------------------------------------------------------------
@@ -154,6 +140,8 @@ SKIPPED_STEPS = 2
 def make_row(name: str, outcome: Outcome, link: WanLink) -> Row:
     """One start's row: from when the last site begins until the last one has the last weights."""
     spec, sites = outcome.spec, outcome.sites
+    first, last = _window(sites[0], spec.h)
+    spans = [site["began"][last] - site["began"][first] for site in sites]
     began = max(site["began"][0] for site in sites)
     ended = max(site["ended"] for site in sites)
     bytes_up, bytes_down = outcome.traffic()
@@ -174,7 +162,7 @@ def make_row(name: str, outcome: Outcome, link: WanLink) -> Row:
         "emulation": outcome.emulation,
         "congestion": CONGESTION,
         "settings": {**spec.options, "words": list(spec.words)},
-        "s_per_step": round(s_per_step(sites, spec.h), 5),
+        "s_per_step": round(fmean(spans) / (last - first), 5),
         "target_fd": TARGET_FD,
         "fd_floor": sites[0].get("fd_floor"),
         "fd_from": "itself" if curve else None,
@@ -187,8 +175,7 @@ def make_row(name: str, outcome: Outcome, link: WanLink) -> Row:
 def utilisation(site: dict[str, Any], h: int) -> float:
     """Share of a site's time that it computed, from its third exchange to its last but one.
 
-    Whole rounds, each with its exchange, and neither what follows the last step nor the first two:
-    sites do not all begin at once where one sends the initial weights first, and whoever overlaps
+    Sites do not all begin at once where one sends the initial weights first, and whoever overlaps
     notices in the second. For systems that exchange in every step, from the third step on.
     """
     first, last = _window(site, h)
@@ -196,12 +183,6 @@ def utilisation(site: dict[str, Any], h: int) -> float:
     times = [after - before for before, after in pairwise(began)]
     # What a step computes may have been measured elsewhere, but it fits between two steps.
     return float(sum(map(min, computed, times)) / sum(times))
-
-
-def s_per_step(sites: list[dict[str, Any]], h: int) -> float:
-    """Seconds from one step to the next in that window, exchanges included."""
-    first, last = _window(sites[0], h)
-    return fmean((s["began"][last] - s["began"][first]) / (last - first) for s in sites)
 
 
 def _window(site: dict[str, Any], h: int) -> tuple[int, int]:
@@ -221,9 +202,8 @@ def time_to(curve: list[list[float]]) -> float | None:
 def borrow_curve(row: Row, fast: Row) -> Row:
     """A row whose run was too short to train to the end, with the curve of the same run elsewhere.
 
-    Synchronous training takes the same steps on any link, to the bit: both runs have the same hash
-    after the steps that both took, or this refuses. Times are steps of the curve times the seconds
-    per step that the short run measured.
+    Both took the same steps to the bit, or this refuses. Times are steps of the curve times the
+    seconds per step that the short run measured.
     """
     if not row["hash"] or row["hash"] != fast["hash"] or row["seed"] != fast["seed"]:
         raise FedwanError(

@@ -21,9 +21,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from benchmarks.harness.fleet import load_json, save_json
+from benchmarks.harness.fleet import Process, load_json, module, save_json
 from benchmarks.harness.stopwatch import STOPWATCH
 from benchmarks.peers.part import PORTS, Curve, Part, Spec, enter, open_part
+from benchmarks.wan import Star
 from fedwan.errors import FedwanError
 from fedwan.flower.bundle import build_fab
 from fedwan.flower.control import Control
@@ -41,25 +42,21 @@ TUNED = {
 }
 
 
-def environment(home: Path) -> dict[str, str]:
-    """Environment variables for SuperLink, a SuperNode, and what they start."""
-    home.mkdir()
-    return flower_environment(home) | TUNED
-
-
-BIN = Path(sys.executable).parent
-
-
-def superlink_command() -> list[str]:
-    """SuperLink, at the hub; its state is in memory."""
-    words = [f"{BIN / 'flower-superlink'}", "--insecure", "--host", "0.0.0.0"]
-    return [*words, "--port", str(PORTS[0]), "--disable-runtime-dependency-installation"]
-
-
-def supernode_command(spec: Spec, site: int, folder: Path) -> list[str]:
-    words = [f"{BIN / 'flower-supernode'}", "--insecure", "--host", "127.0.0.1"]
-    words += ["--port", str(PORTS[1 + site]), "--superlink", f"{spec.hosts[0]}:{PORTS[0]}"]
-    return [*words, "--node-config", f"site={site} folder='{folder}'"]
+def processes(spec: Spec, folder: Path, star: Star) -> list[Process]:
+    """SuperLink at the hub, its state in memory, a SuperNode at each site, and who submits."""
+    link, node = (str(Path(sys.executable).with_name(f"flower-super{n}")) for n in ("link", "node"))
+    words = {"superlink": [link, "--host", "0.0.0.0", "--port", str(PORTS[0])]}
+    words["superlink"] += ["--insecure", "--disable-runtime-dependency-installation"]
+    for site in range(spec.sites):
+        own = [node, "--insecure", "--host", "127.0.0.1", "--port", str(PORTS[1 + site])]
+        own += ["--superlink", f"{spec.hosts[0]}:{PORTS[0]}"]
+        words[f"supernode{site}"] = [*own, "--node-config", f"site={site} folder='{folder}'"]
+    found = []
+    for name, place in zip(words, [star.coordinator, *star.sites], strict=True):
+        (home := folder / name).mkdir()
+        found.append(Process(name, words[name], place, True, flower_environment(home) | TUNED))
+    submitting = module("peers.flower_fedavg", folder, "submit")
+    return [*found, Process("submit", submitting, star.coordinator)]
 
 
 # At the coordinator -------------------------------------------------------------------------------
@@ -134,15 +131,14 @@ def take_round(message: Message, context: Context) -> Message:
     return Message(content=content, reply_to=message)
 
 
+def _kept(part: Part) -> dict[str, Any]:
+    """What a living process of a site would keep: moments, draws, the place in the data."""
+    return {**part.workload.optimizers, "rng": part.rng, "stream": part.stream}
+
+
 def remember(part: Part, context: Context) -> None:
-    """Keep what a living process of a site would: moments, draws, the place in the data."""
-    content = {
-        "optimizers": {n: o.state_dict() for n, o in part.workload.optimizers.items()},
-        "rng": part.rng.state_dict(),
-        "stream": part.stream.state_dict(),
-    }
     buffer = io.BytesIO()
-    torch.save(content, buffer)
+    torch.save({name: one.state_dict() for name, one in _kept(part).items()}, buffer)
     if buffer.tell() > MOST_STATE_BYTES:
         raise FedwanError(f"{buffer.tell()} bytes of state are more than Flower's Context keeps")
     context.state["kept"] = ConfigRecord({"content": buffer.getvalue()})
@@ -150,13 +146,9 @@ def remember(part: Part, context: Context) -> None:
 
 def restore(part: Part, context: Context) -> None:
     """The inverse of `remember`; nothing in a site's first round."""
-    if "kept" not in context.state:
-        return
-    content = torch.load(io.BytesIO(context.state["kept"]["content"]))
-    for name, state in content["optimizers"].items():
-        part.workload.optimizers[name].load_state_dict(state)
-    part.rng.load_state_dict(content["rng"])
-    part.stream.load_state_dict(content["stream"])
+    if "kept" in context.state:
+        for name, state in torch.load(io.BytesIO(context.state["kept"]["content"])).items():
+            _kept(part)[name].load_state_dict(state)
 
 
 def gather(spec: Spec, folder: Path) -> None:

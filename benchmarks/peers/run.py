@@ -8,10 +8,7 @@ site behind a link of its own.
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,6 @@ from benchmarks.wan import Star, WanLink, ip
 from fedwan.errors import FedwanError
 from fedwan.link import pki
 
-SAMPLE_S = 0.25
 TIMEOUT_S = 7200.0
 RANKS = {"ddp": "ddp", "torchft": "torchft_diloco"}
 """Systems without a coordinator, and their files."""
@@ -39,7 +35,7 @@ class Outcome:
     sites: list[dict[str, Any]]
     """See `part.save_site`; the first also has the curve."""
     looks: list[tuple[float, np.ndarray]] = field(default_factory=list)
-    """At the links' own counts, four times a second while a run lasts: the time, and the bytes of
+    """At the links' own counts, some times a second while a run lasts: the time, and the bytes of
     every IP packet of the run, headers included, (links, 2): up and down."""
 
     def traffic(self) -> tuple[int, int]:
@@ -69,17 +65,9 @@ def _ranks(spec: Spec, folder: Path, star: Star) -> list[Process]:
 
 
 def _flower(spec: Spec, folder: Path, star: Star) -> list[Process]:
-    from benchmarks.peers import flower_fedavg as flower
+    from benchmarks.peers import flower_fedavg  # takes Flower
 
-    words = {"superlink": flower.superlink_command()}
-    for site in range(spec.sites):
-        words[f"supernode{site}"] = flower.supernode_command(spec, site, folder)
-    services = [
-        Process(name, words[name], place, True, flower.environment(folder / name))
-        for name, place in zip(words, [star.coordinator, *star.sites], strict=True)
-    ]
-    submit = module("peers.flower_fedavg", folder, "submit")
-    return [*services, Process("submit", submit, star.coordinator)]
+    return flower_fedavg.processes(spec, folder, star)
 
 
 def _fedwan(spec: Spec, folder: Path, star: Star) -> list[Process]:
@@ -107,8 +95,12 @@ def run(spec: Spec, link: WanLink, folder: Path) -> Outcome:
         lay_app(folder / "app")
         save_json(folder / "spec.json", dataclasses.asdict(spec))
         outcome = Outcome(spec, star.emulation, [])
-        with _watched(star, outcome.looks):
-            run_processes(plan(spec, folder, star), folder, TIMEOUT_S)
+
+        def look() -> None:
+            outcome.looks.append((time.monotonic(), np.array(star.carried())))
+
+        run_processes(plan(spec, folder, star), folder, TIMEOUT_S, look)
+        look()
     outcome.sites += [load_json(folder / f"site{site}.json") for site in range(spec.sites)]
     if (end := folder / "coordinator.json").exists():
         outcome.sites[0] |= load_json(end)
@@ -117,25 +109,3 @@ def run(spec: Spec, link: WanLink, folder: Path) -> Outcome:
     if len(set(ends)) > 1 or ends[0][1] != spec.num_steps:
         raise FedwanError(f"sites ended with weights and steps {ends}; see {folder}")
     return outcome
-
-
-@contextmanager
-def _watched(star: Star, looks: list[tuple[float, np.ndarray]]) -> Iterator[None]:
-    is_over = threading.Event()
-
-    def look() -> None:
-        looks.append((time.monotonic(), np.array(star.carried())))
-
-    def keep_looking() -> None:
-        while not is_over.wait(SAMPLE_S):
-            look()
-
-    look()
-    thread = threading.Thread(target=keep_looking)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
-        look()

@@ -6,7 +6,6 @@ of every attention's projections learn, in fp32, as `sites/text_to_image.py` has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,12 +98,8 @@ class Lora(Ungenerative):
             out = network(given, step, told, added_cond_kwargs=added, return_dict=False)[0]
             loss = mse_loss(out.float(), noise)
         loss.backward()
-        reduce(self._names)
+        reduce(list(self.networks))
         for optimizer in self.optimizers.values():
             optimizer.step()
             optimizer.zero_grad()
         return {"denoiser": loss.detach()}
-
-    @property
-    def _names(self) -> Sequence[str]:
-        return list(self.networks)

@@ -33,7 +33,6 @@ class Disk:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._files: dict[int, Path] = {}
         self._renamed: dict[str, tuple[Path, bytes | None]] = {}
         """By process: the last rename whose folder is not synchronised, and what it replaced."""
         self.full_until: dict[str, float] = {}
@@ -64,25 +63,15 @@ class Disk:
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
 
-    def open(self, path: Any, flags: int) -> int:
-        number = os.open(path, flags)
-        self._files[number] = Path(path)
-        return number
-
-    def close(self, number: int) -> None:
-        self._files.pop(number, None)
-        os.close(number)
-
     def fsync(self, number: int) -> None:
         process = self._world.kernel.current.process
-        if number in self._files:
-            if process.name not in self._renamed:
-                return
-            self._effect(self._lose_rename)
-            _, replaced = self._renamed.pop(process.name, (None, None))
-            self._world.invariants.on_durable(process, self._files[number])
-            return
         path = Path(os.readlink(f"/proc/self/fd/{number}"))
+        if path.is_dir():
+            if process.name in self._renamed:
+                self._effect(self._lose_rename)
+                del self._renamed[process.name]
+                self._world.invariants.on_durable(process, path)
+            return
         if ENDING not in path.name:
             return
         if self.full_until.get(process.name, 0.0) > self._world.kernel.now:
@@ -151,14 +140,11 @@ def cause_faults(world: World, report: Report) -> None:
     """One after the other until there are as many as a report asks for; then calm."""
     # A third of the seeds have an operator, too.
     kinds = KINDS if report.seed // 8 % 3 else (*KINDS, *[_decide] * 2)
-    while report.faults.total() + len(report.skipped) < report.num_faults:
+    while report.faults.total() < report.num_faults:
         world.kernel.park(world.random.expovariate(1 / MEAN_PAUSE_S))
         if world.is_complete:
             return
-        kind = world.random.choice(kinds)
-        if report.num_drawn not in report.skipped:
-            kind(world)
-        report.num_drawn += 1
+        world.random.choice(kinds)(world)
     world.kernel.park(LAST_S)
     for path in world.paths.values():
         path.mend()
@@ -167,17 +153,16 @@ def cause_faults(world: World, report: Report) -> None:
 
 
 def _kill_site(world: World) -> None:
-    _kill(world, world.sites[world.random.choice(world.names)])
+    _kill(world, world.sites[world.random.choice(world.names)], "site")
 
 
 def _kill_coordinator(world: World) -> None:
-    if world.coordinator is not None:
-        _kill(world, world.coordinator.process)
+    _kill(world, world.coordinator.process, "coordinator")
 
 
-def _kill(world: World, process: Process) -> None:
+def _kill(world: World, process: Process, role: str) -> None:
     if not process.is_dead:
-        world.count(f"killed {'coordinator' if process.name == 'coordinator' else 'site'}")
+        world.count(f"killed {role}")
         world.kernel.kill(process)
 
 
@@ -186,10 +171,7 @@ def _kill_while_writing(world: World) -> None:
 
 
 def _stop(world: World) -> None:
-    processes = [*world.sites.values()]
-    if world.coordinator is not None:
-        processes.append(world.coordinator.process)
-    process = world.random.choice(processes)
+    process = world.random.choice([*world.sites.values(), world.coordinator.process])
     if not process.is_dead:
         world.count("stopped")
         world.kernel.stop(process, world.random.choice((1.0, 10.0, 90.0)) * world.random.random())
@@ -223,13 +205,12 @@ def _decide(world: World) -> None:
     """The operator has a site leave, or takes it back."""
     present, site = world.coordinator, world.random.choice(world.names)
     verb = world.random.choice(("drain", "drain", "eject", "admit"))
-    if present is None or present.hub is None or present.process.is_dead:
+    if present.hub is None or present.process.is_dead:
         return
-    run = present.run
 
     def ask() -> None:
         try:
-            members.answer(run, {"ask": verb, "site": site})
+            members.answer(present.run, {"ask": verb, "site": site})
             world.count(f"{verb} of a site")
         except UserError as error:
             world.note(str(error))

@@ -35,13 +35,9 @@ CHUNK_BYTES = 1024
 
 
 class Broken(grpc.RpcError):  # type: ignore[misc]
-    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+    def __init__(self, text: str, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
         self.code = lambda: code
         self.details = lambda: text
-
-
-def _unavailable(text: str) -> Broken:
-    return Broken(grpc.StatusCode.UNAVAILABLE, text)
 
 
 class Path:
@@ -95,12 +91,12 @@ class SeededLink:
         """One call, which may break on its way there or back."""
         world, kernel, path = self._world, self._kernel, self._path
         coordinator = world.coordinator
-        if coordinator is None or coordinator.hub is None or coordinator.process.is_dead:
+        if coordinator.hub is None or coordinator.process.is_dead:
             kernel.park(path.delay_s())
-            raise _unavailable("connection refused")
+            raise Broken("connection refused")
         if path.breaks("up"):
             kernel.park(world.random.choice((path.delay_s(), SILENT_S)))
-            raise _unavailable("connection reset")
+            raise Broken("connection reset")
         outcome, hub = Future(), coordinator.hub
 
         def handle() -> None:
@@ -108,11 +104,11 @@ class SeededLink:
             try:
                 answer = serve(hub)
             except FedwanError as failure:
-                error = Broken(code_of(failure), str(failure))
+                error = Broken(str(failure), code_of(failure))
             except OSError as failure:
-                error = Broken(grpc.StatusCode.RESOURCE_EXHAUSTED, str(failure))
+                error = Broken(str(failure), grpc.StatusCode.RESOURCE_EXHAUSTED)
             if path.breaks("down"):
-                error = _unavailable("connection reset")
+                error = Broken("connection reset")
 
             def carry_back() -> None:
                 outcome.set_exception(error) if error else outcome.set_result(answer)
@@ -133,7 +129,7 @@ class SeededLink:
                 return outcome.result(SILENT_S)
             gone = coordinator.process
             if gone.is_dead or gone.stopped_until > kernel.now:
-                raise _unavailable("connection timed out")
+                raise Broken("connection timed out")
 
     def _call(
         self, serve: Callable[[Hub], Any], patience_s: float = 0.0, repeats: bool = True

@@ -74,10 +74,6 @@ class Report:
     trace: list[str] = field(default_factory=list)
     num_faults: int = 0
     """That the seed causes at least."""
-    num_drawn: int = 0
-    """Of them, in the order of the draws."""
-    skipped: frozenset[int] = frozenset()
-    """Draws that are left out."""
     sha: dict[Versions, str] = field(default_factory=dict)
     """Of the global weights, by versions."""
 
@@ -108,13 +104,12 @@ class World:
         is_masked = self.config.codec.up in MASKED
         self._identities = _identities(*self.names) if is_masked else {}
         self.disk = Disk(self)
-        self.coordinator: _Coordinator | None = None
+        self.coordinator = _Coordinator()
         self.run_id = "run"
         """Another one where a coordinator finds no checkpoint, and the run begins anew."""
         self.paths = {name: NetworkPath(self) for name in self.names}
         self.sites: dict[str, Process] = {}
         self.is_complete = False
-        self._supervisors = Process("supervisor")
         self._ended: dict[str, str] = {}
         self._decided: dict[str, str] = {}
         """What the operator decided last, by site: an event's name."""
@@ -138,12 +133,12 @@ class World:
 
     def run(self) -> Report:
         with installed(self.kernel), self._patched():
-            self._supervise(self._keep_coordinator, "supervisor")
+            keep = partial(self.kernel.spawn, Process("supervisor"))
+            keep(self._keep_coordinator)
             for index, name in enumerate(self.names):
-                keep = partial(self._keep_site, index, name)
-                self._supervise(keep, f"supervisor of {name}")
+                keep(partial(self._keep_site, index, name), f"supervisor of {name}")
             if self.report.num_faults:
-                self._supervise(partial(cause_faults, self, self.report), "faults")
+                keep(partial(cause_faults, self, self.report), "faults")
             try:
                 self.kernel.run()
             except Standstill as error:
@@ -156,9 +151,6 @@ class World:
                 self.violated(f"{name} ended with {ended[:12]}, not {mine[:12]}")
         self.report.virtual_s = self.kernel.now
         return self.report
-
-    def _supervise(self, keep: Callable[[], object], name: str) -> None:
-        self.kernel.spawn(self._supervisors, keep, name)
 
     @contextmanager
     def _patched(self) -> Iterator[None]:
@@ -312,13 +304,11 @@ def _undisturbed(scenario: str) -> Mapping[Versions, str]:
     return report.sha
 
 
-def simulate_seed(
-    seed: int, scenario: str = "", faults: int = FAULTS, skipped: frozenset[int] = frozenset()
-) -> Report:
+def simulate_seed(seed: int, scenario: str = "", faults: int = FAULTS) -> Report:
     """One run with the faults of one seed; seeds take turns over the scenarios."""
     scenario = scenario or TURNS[seed % len(TURNS)]
     scenario = draw(seed) if scenario == DRAWN else scenario
-    report = Report(seed, scenario, num_faults=faults, skipped=skipped)
+    report = Report(seed, scenario, num_faults=faults)
     undisturbed = _undisturbed(scenario) if faults else {}
     memory = MEMORY if MEMORY.exists() else None
     with tempfile.TemporaryDirectory(prefix="seeded-", dir=memory) as folder:

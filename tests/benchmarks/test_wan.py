@@ -36,7 +36,6 @@ def test_nothing_stays_behind_even_after_an_exception(link: WanLink) -> None:
     before = children_of(os.getpid())
     with pytest.raises(ZeroDivisionError), Star(2, link) as star:
         child = star.sites[1].popen(["sleep", "1000"])
-        assert len(spaces_of(os.getpid())) == 3
         raise ZeroDivisionError
     assert spaces_of(os.getpid()) == []
     assert child.poll() is not None
@@ -91,16 +90,14 @@ def test_packets_leave_at_the_rate_after_the_delay_and_none_before() -> None:
     assert direction.next_due() == math.inf
 
 
-def test_what_the_queue_has_no_room_for_is_dropped() -> None:
+def test_a_full_queue_drops_what_comes_and_lost_packets_took_their_time_at_the_transmitter() -> (
+    None
+):
     direction, sent = way(rtt_ms=300.5)
     for _ in range(310):
         direction.accept(KB, now=0.0)
     direction.deliver(1.0)
-    assert len(sent) == 300
-    assert direction.num_bytes == 300_000
-
-
-def test_lost_packets_took_their_time_at_the_transmitter() -> None:
+    assert len(sent) == 300 and direction.num_bytes == 300_000
     direction, sent = way(rtt_ms=4000, loss=0.25)
     for _ in range(4000):
         direction.accept(KB, now=0.0)
@@ -141,16 +138,13 @@ def payload_of(packet: bytes) -> bytes:
     return packet[VNET_BYTES + HEADERS :]
 
 
-def test_what_is_left_are_the_runs_between_the_lost_segments() -> None:
+def test_what_is_left_are_the_runs_between_the_lost_segments_packets_of_their_own() -> None:
     parts = keep(packet(DATA), [1])
     assert [payload_of(part) for part in parts] == [DATA[:SEGMENT], DATA[2 * SEGMENT :]]
     assert [num_segments(part) for part in parts] == [1, 2]
     assert keep(packet(DATA), [0, 1, 2, 3]) == []
     assert keep(packet(DATA), []) == [packet(DATA)]
     assert keep(packet(b"x"), [0]) == []
-
-
-def test_a_part_is_a_packet_of_its_own() -> None:
     part = cut(packet(DATA), 1, 2)
     assert payload_of(part) == DATA[SEGMENT : 3 * SEGMENT]
     flags, kind, header, segment, start, offset = struct.unpack_from("=BBHHHH", part)
