@@ -263,7 +263,7 @@ class EvalConfig:
     for most."""
     features: str = ""
     """Network that images are seen through: the path, at the coordinator and at every site, of a
-    TorchScript file (such as Inception's)."""
+    TorchScript file (such as Inception's) or of a transformers vision model's folder."""
 
 
 @dataclass

@@ -127,12 +127,17 @@ class LiveDoctor:
 
     def look(self, rounds: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
         """Rows of events, one for each thing told for the first time, from the rows of rounds."""
+        findings: list[Finding] = []
+        try:
+            for rows in rounds:
+                records = [to_record({"t": 0.0, **finite(row)}) for row in rows]
+                findings += self._doctor.take([r for r in records if isinstance(r, RoundRecord)])
+        except Exception:
+            _log.warning("the doctor failed at these rounds; training goes on", exc_info=True)
         told = []
-        for rows in rounds:
-            records = [to_record({"t": 0.0, **finite(row)}) for row in rows]
-            for finding in self._doctor.take([r for r in records if isinstance(r, RoundRecord)]):
-                text = f"round {finding.version}: {finding.text}"
-                _log.warning("%s", text)
-                row = {"kind": "event", "event": "finding", "text": text, "finding": finding.kind}
-                told.append(finding._asdict() | row)
+        for finding in findings:
+            text = f"round {finding.version}: {finding.text}"
+            _log.warning("%s", text)
+            row = {"kind": "event", "event": "finding", "text": text, "finding": finding.kind}
+            told.append(finding._asdict() | row)
         return told

@@ -13,7 +13,6 @@ in its table of open files: the kernel's table of all connections takes 10 ms to
 from __future__ import annotations
 
 import logging
-import math
 import os
 import socket
 import struct
@@ -194,36 +193,3 @@ def _open_sockets() -> Iterator[socket.socket]:
 def _plain(address: Any) -> tuple[str, int]:
     """Host and port; IPv4 as such, also where a socket of IPv6 speaks it."""
     return str(address[0]).removeprefix("::ffff:"), int(address[1])
-
-
-# What theory says that loss leaves of a link's rate ----------------------------------------------
-# Reno and cubic take every lost packet for a full link: at a loss of p one flow gets no more than
-# MSS / RTT · √(3/2) / √p (Mathis et al. 1997), or with cubic 1.054 · MSS · (RTT / p)^(3/4) / RTT
-# (RFC 9438, section 5.1, C = 0.4, β = 0.7). Estimates; the benchmarks emulate the network itself.
-
-
-def goodput_mbit(rate_mbit: float, rtt_ms: float, loss: float) -> float:
-    """Mbit/s that one TCP flow gets; infinite where nothing limits it.
-
-    >>> round(goodput_mbit(200.0, 150.0, 0.001))
-    3
-    >>> goodput_mbit(200.0, 100.0, 0.0)
-    200.0
-    """
-    rate = rate_mbit or math.inf
-    if not (loss and rtt_ms):
-        return rate
-    return min(rate, MSS_BYTES * 8 / 1e6 / (rtt_ms / 1e3) * math.sqrt(1.5 / loss))
-
-
-def flow_mbit(congestion: str, rtt_ms: float, loss: float) -> float:
-    """Mbit/s that one flow gets at most at this loss, by the theory of its congestion control.
-
-    >>> round(flow_mbit("reno", 100.0, 0.0001), 1), round(flow_mbit("cubic", 100.0, 0.0001), 1)
-    (14.2, 21.7)
-    """
-    reno = goodput_mbit(0.0, rtt_ms, loss)
-    if congestion != "cubic" or not (loss and rtt_ms):
-        return reno
-    packets: float = 1.054 * (rtt_ms / 1e3 / loss) ** 0.75
-    return max(reno, packets * MSS_BYTES * 8 / 1e6 / (rtt_ms / 1e3))

@@ -1,42 +1,56 @@
-"""A network of the user's own that metrics see images through: `eval.features=PATH`.
+"""Networks of the user's own that metrics see images through: `eval.features=PATH`.
 
 A TorchScript file, as those of Inception are handed around: it gets images as uint8 (N, 3, height,
 width) and gives features (N, features); one whose `forward` has `return_features`, as StyleGAN's
-have, is asked for them. It runs no Python of its own.
+have, is asked for them. Or the folder of a transformers vision model (DINOv2, CLIP, ...), which
+gives its pooled output of images that are resized and normalised as the folder says.
+
+Neither runs Python of its own.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import warnings
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedwan.errors import ConfigError
+from fedwan.extras import require
 
 _CHUNK = 64
 _SIDE = 64  # of the image that a network is tried on
+_UNFIT = (RuntimeError, ValueError, OSError, KeyError, AttributeError, TypeError, torch.jit.Error)
 
 Network = Callable[[Tensor], Tensor]
 
 
 def find_network(path: str) -> Path:
-    """The file that `eval.features` names; a `ConfigError` if there is none."""
+    """The file or folder that `eval.features` names; a `ConfigError` if it is neither."""
     found = Path(path)
-    if not found.is_file():
-        raise ConfigError(f"eval.features = {path!r} is no TorchScript file; give the path of one")
+    if not found.is_file() and not (found / "config.json").is_file():
+        raise ConfigError(
+            f"eval.features = {path!r} is no TorchScript file, and no folder of a transformers "
+            "model (config.json, model.safetensors); give the path of one"
+        )
     return found
 
 
 def network_sha256(path: str) -> str:
-    """Of the file."""
-    with find_network(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Of a file, or of a folder's settings and weights."""
+    found, total = find_network(path), hashlib.sha256()
+    files = [found] if found.is_file() else sorted(found.glob("*.json"))
+    for part in files + ([] if found.is_file() else sorted(found.glob("*.safetensors"))):
+        with part.open("rb") as file:
+            total.update(hashlib.file_digest(file, "sha256").digest())
+    return total.hexdigest()
 
 
 @cache
@@ -47,22 +61,19 @@ def load_network(path: str, device: torch.device) -> Network:
     """
     found = find_network(path)
     try:
-        with warnings.catch_warnings():  # what the field hands around is this
-            warnings.simplefilter("ignore", DeprecationWarning)
-            network: Any = torch.jit.load(str(found), map_location=device)  # type: ignore[no-untyped-call]
-        network.eval()
-        names = {argument.name for argument in network.forward.schema.arguments}
-        more = {"return_features": True} if "return_features" in names else {}
-        forward: Network = partial(network, **more)
+        forward = _scripted(found, device) if found.is_file() else _pretrained(found, device)
         features = forward(torch.zeros(2, 3, _SIDE, _SIDE, dtype=torch.uint8, device=device))
-        if features.dim() < 2 or len(features) != 2:
-            raise ValueError("it gives no tensor of (images, features) for two images")
-    except (RuntimeError, ValueError, OSError, TypeError, AttributeError, torch.jit.Error) as error:
+    except _UNFIT as error:
         first = str(error).strip().splitlines()
         raise ConfigError(
             f"eval.features = {path!r} cannot be used: {first[-1] if first else error!r}; "
-            "give a TorchScript file that takes uint8 images"
+            "give a TorchScript file that takes uint8 images, or a transformers vision model"
         ) from None
+    if not isinstance(features, Tensor) or features.dim() < 2 or len(features) != 2:
+        raise ConfigError(
+            f"eval.features = {path!r} gives no tensor of (images, features) for two images; "
+            "script a network that does"
+        )
 
     @torch.no_grad()
     def see(images: Tensor) -> Tensor:
@@ -74,3 +85,36 @@ def load_network(path: str, device: torch.device) -> Network:
         return torch.cat(parts)
 
     return see
+
+
+def _scripted(path: Path, device: torch.device) -> Network:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # what the field hands around is this
+        network: Any = torch.jit.load(str(path), map_location=device)  # type: ignore[no-untyped-call]
+    network.eval()
+    arguments = {argument.name for argument in network.forward.schema.arguments}
+    if "return_features" in arguments:
+        return lambda x: network(x, return_features=True)
+    return lambda x: network(x)
+
+
+def _pretrained(folder: Path, device: torch.device) -> Network:
+    transformers = require("transformers", "diffusers")
+    model = transformers.AutoModel.from_pretrained(
+        folder, local_files_only=True, use_safetensors=True
+    )
+    vision = getattr(model, "vision_model", model).to(device).eval()
+    side = vision.config.image_size
+    wanted = folder / "preprocessor_config.json"
+    told = json.loads(wanted.read_text()) if wanted.is_file() else {}
+    mean, deviation = (
+        torch.tensor(told.get(name, [0.5] * 3), device=device)[:, None, None]
+        for name in ("image_mean", "image_std")
+    )
+
+    def forward(x: Tensor) -> Tensor:
+        resized = functional.interpolate(x / 255, (side, side), mode="bicubic", antialias=True)
+        output: Tensor = vision(pixel_values=(resized.clamp(0, 1) - mean) / deviation).pooler_output
+        return output
+
+    return forward

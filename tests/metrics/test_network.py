@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from fedwan.errors import ConfigError
 from fedwan.metrics import NUM_DRAWS, measure_quality, measure_translation
 from fedwan.metrics.distances import frechet_between
-from fedwan.metrics.network import load_network
+from fedwan.metrics.features import NUM_FEATURES, Classifier
+from fedwan.metrics.network import load_network, network_sha256
 from fedwan.workloads.base import Batch
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -78,16 +79,54 @@ def test_the_distance_is_that_of_its_features_as_they_are(tmp_path: Path) -> Non
     assert measure_translation(IMAGES, IMAGES.clone(), path)["num_real"] == 150
 
 
+def test_a_folder_of_transformers_sees_images_at_its_own_size(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 8, "image_size": 16, "patch_size": 8}
+    for config in (transformers.ViTConfig(**sizes), transformers.Dinov2Config(**sizes)):
+        folder = tmp_path / type(config).__name__
+        transformers.AutoModel.from_config(config).save_pretrained(folder)
+        seen = load_network(str(folder), CPU)(IMAGES[:70])
+        assert seen.shape == (70, 8) and seen.std(dim=0).min() > 0
+    sizes = {"vision_config": sizes, "text_config": sizes | {"vocab_size": 9}}
+    clip = transformers.CLIPModel(transformers.CLIPConfig(**sizes))
+    clip.save_pretrained(tmp_path / "clip")
+    before = network_sha256(str(tmp_path / "clip"))
+    assert load_network(str(tmp_path / "clip"), CPU)(IMAGES[:2]).shape == (2, 8)
+    clip.logit_scale.data += 1
+    clip.save_pretrained(tmp_path / "clip")
+    assert network_sha256(str(tmp_path / "clip")) != before
+
+
 def test_what_is_no_such_network_is_told_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "text.pt").write_text("no network")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/config.json").write_text("{}")
     script(Wrong(), tmp_path / "wrong.pt")
     script(Large(), tmp_path / "large.pt")
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    sizes |= {"intermediate_size": 8}
+    text = transformers.BertConfig(**sizes, vocab_size=9)
+    pictures = transformers.ViTMAEConfig(**sizes, image_size=32, patch_size=8)
+    for config in (text, pictures):
+        model = transformers.AutoModel.from_config(config)
+        model.save_pretrained(tmp_path / config.model_type)
     for name, told in {
-        "gone.pt": "is no TorchScript file",
+        "gone.pt": "is no TorchScript file, and no folder",
         "text.pt": "cannot be used",
+        "folder": "cannot be used",
         "large.pt": "cannot be used",
-        "wrong.pt": "cannot be used: .it gives no tensor of",
+        "bert": "cannot be used",
+        "vit_mae": "cannot be used",
+        "wrong.pt": "gives no tensor of",
     }.items():
         with pytest.raises(ConfigError, match=rf"eval\.features = '.*{name}' {told}") as caught:
             load_network(str(tmp_path / name), CPU)
         assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("side", [8, 16, 32])
+def test_a_data_sets_own_classifier_takes_pictures_of_its_size(side: int) -> None:
+    features, logits = Classifier(3, side, 9)(torch.zeros(2, 3, side, side))
+    assert features.shape == (2, NUM_FEATURES) and logits.shape == (2, 9)
