@@ -228,7 +228,9 @@ class Board:
             texts = (f"{other} {number_text(x)}" for other, x in others[:_MOST_OWN])
             return name, number_text(value), list(texts)
         if fd is None:
-            odd = sorted(name for name, value in figures.items() if not isinstance(value, list))
+            odd = sorted(
+                n for n, value in figures.items() if value is None or isinstance(value, float)
+            )
             text = f"no finite number: {', '.join(odd)}" if odd else "not measured"
             if self.config.workload == COMMAND and not odd:
                 text = "the script gives no evaluate="
@@ -239,8 +241,6 @@ class Board:
             beside.append(f"{_seen_through(self.config, figures)}n = {int(num)}")
         if self.fd_untrained is not None:
             beside.append(f"untrained {number_text(self.fd_untrained)}")
-        shares = (name for name in ("precision", "recall") if name in numbers)
-        beside += [f"{name} {number_text(numbers[name])}" for name in shares]
         return "Fréchet distance", number_text(fd), beside
 
     def beside_sync(self, sent: int) -> tuple[str, str] | None:

@@ -33,7 +33,7 @@ from fedwan.workloads.base import Batch, Reduce
 from fedwan.workloads.optim import build_optimizers, clip
 from fedwan.workloads.precision import HALF, full_dtype, recompute_blocks
 from fedwan.workloads.privacy import Privacy
-from fedwan.workloads.sharding import Processes
+from fedwan.workloads.sharding import Processes, part_of
 
 _LEAST_SCALE = 2.0**-10
 
@@ -163,9 +163,9 @@ class Descent(ABC):
         mean: dict[str, Tensor] = {}
         for param in params:
             param.grad = None
-        for part in zip(*(tensor.chunk(num_parts) for tensor in batch), strict=True):
-            with torch.autocast(batch.x.device.type, half, enabled=half is not None):
-                losses = self.backward(Batch(*part), rng)
+        for index in range(num_parts):
+            with torch.autocast(self.device.type, half, enabled=half is not None):
+                losses = self.backward(part_of(batch, num_parts, index), rng)
             for name, loss in losses.items():
                 share = _full(loss.detach()) / num_parts
                 mean[name] = mean[name] + share if name in mean else share
@@ -181,8 +181,8 @@ def _full(loss: Tensor) -> Tensor:
 class Simple(Descent):
     """A workload of one network, on its device, and its loss.
 
-    `loss` gets a batch, or its part, and named generators, and gives the mean loss, (); `sample`
-    gets a number and a seed, and gives samples (num, …) like `Batch.x`.
+    `loss` gets a batch, as its data set makes it, or its part, and named generators, and gives the
+    mean loss, (); `sample` gets a number and a seed, and gives samples (num, …) like `Batch.x`.
     """
 
     def __init__(

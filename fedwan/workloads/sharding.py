@@ -14,9 +14,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from fedwan.site.group import reshard
 from fedwan.workloads.base import Batch
+
+
+def part_of(batch: Batch, num: int, index: int) -> Batch:
+    """One of equal parts of a batch, any pytree of tensors (samples, …)."""
+    if num == 1:
+        return batch
+    part: Batch = tree_map_only(Tensor, lambda leaf: leaf.chunk(num)[index], batch)
+    return part
 
 
 class Processes:
@@ -33,7 +42,7 @@ class Processes:
 
     def part(self, batch: Batch) -> Batch:
         """This process's part of a batch."""
-        return Batch(*(tensor.chunk(self.size)[self.rank] for tensor in batch))
+        return part_of(batch, self.size, self.rank)
 
     def shard(self, networks: Mapping[str, nn.Module], twice: Collection[str]) -> None:
         """Cut networks in place, before their optimisers are built."""

@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from fedwan.app import load_run
+from fedwan.app import load_run, load_workload
 from fedwan.simulation import simulate
+from fedwan.weights import load
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,6 +77,22 @@ def test_the_strategy_of_the_example_trains_and_sends_half(
     assert up[0] < 0.6 * up[1]
     losses = [row["losses"]["velocity"] for row in ended.records if "losses" in row]
     assert losses[-1] < losses[0]
+
+
+def test_the_recipe_of_the_example_learns_its_own_data(
+    no_recipes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sites").mkdir()
+    shutil.copy(ROOT / "docs" / "examples" / "moons.py", tmp_path / "sites")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    words = "workload=moons sites=2 h=20 steps=200 inner.velocity.lr=0.01 site.accumulate=2".split()
+    simulate(load_run(None, words), tmp_path / "run")
+    points, _ = load_workload("moons").moons(1000, 1)
+    made = load(tmp_path / "run").workload().sample(200, 0)
+    noise = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    away, before = (torch.cdist(x, points).amin(1).mean() for x in (made, noise))
+    assert made.shape == (200, 2) and away < 0.5 * before
 
 
 @pytest.mark.slow
