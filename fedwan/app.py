@@ -19,7 +19,7 @@ import hashlib
 import importlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -285,5 +285,11 @@ def complete(config: Config, kinds: Mapping[str, NetworkKind], num_steps: int) -
 
 def _strategies() -> Mapping[str, ModuleType]:
     """Those that train one model: experts are no mend for a setting that has no effect."""
-    pages = {name: load_strategy(name) for name in strategy_names()}
+    from fedwan.recipes import declared
+
+    pages: dict[str, ModuleType] = {}
+    for name in strategy_names():
+        with suppress(ConfigError):  # a broken page is told once it is asked for
+            declared(page := load_strategy(name))
+            pages[name] = page
     return {name: page for name, page in pages.items() if not _has_experts(page)}

@@ -16,7 +16,7 @@ from fedwan import outer
 from fedwan._config_tree import keys_of, value_at
 from fedwan.codecs import Codec, codec_by_name
 from fedwan.codecs.masked import MOST_SITES
-from fedwan.config import MASKED, Config, OuterConfig, RoundConfig
+from fedwan.config import CODECS, MASKED, Config, OuterConfig, RoundConfig
 from fedwan.coordinator.server_step import ServerStep, step_outer
 from fedwan.errors import ConfigError
 from fedwan.fragments import Fragmentation, often, strided, whole
@@ -112,7 +112,7 @@ def resolve_strategy(
     In `config`, whose workload is resolved, in place. `others` loads all strategies, for the mend.
     """
     require_followed(page, config, others)
-    uses, defaults = _declared(page)
+    uses, defaults = declared(page)
     fill(config, {**_COMMON, **defaults}, networks)
     faults = Faults()
     faults.add([*unmet(config, (*uses, *_ROUNDS)), *_off_schedule(config), *_too_few(config)])
@@ -128,14 +128,14 @@ def require_followed(
     page: ModuleType, config: Config, others: Callable[[], Mapping[str, ModuleType]] = dict
 ) -> None:
     """Refuse settings that a page does not follow; the mend is the strategy that follows most."""
-    uses, defaults = _declared(page)
+    uses, defaults = declared(page)
     found = unused(config, uses, defaults, OPTIONAL)
     if not found:
         return
     pages = others()
 
     def unlikeness(name: str) -> tuple[int, int, str]:
-        its_uses, its_defaults = _declared(pages[name])
+        its_uses, its_defaults = declared(pages[name])
         left = unused(config, its_uses, its_defaults, OPTIONAL)
         apart = {*followed(its_uses, OPTIONAL)} ^ {*followed(uses, OPTIONAL)}
         return len(left), len(apart) + len({*defaults} ^ {*its_defaults}), name
@@ -151,7 +151,7 @@ def require_script(page: ModuleType, config: Config) -> None:
 
     And where it does not, settings of theirs that would have no effect.
     """
-    is_own = bool(followed(_declared(page)[0], ["inner.*.name=own"]))
+    is_own = bool(followed(declared(page)[0], ["inner.*.name=own"]))
     keys = "lr schedule beta2 weight_decay clip_norm".split()
     own = tuple(Needs(f"inner.*.{key}", lambda c, _: False, "a recipe") for key in keys)
     if is_own and (lines := unmet(config, own)):
@@ -165,7 +165,7 @@ def require_script(page: ModuleType, config: Config) -> None:
         )
 
 
-def _declared(page: ModuleType) -> tuple[Uses, Mapping[str, Any]]:
+def declared(page: ModuleType) -> tuple[Uses, Mapping[str, Any]]:
     """A page's `USES` and `DEFAULTS`."""
     uses, defaults = getattr(page, "USES", ()), getattr(page, "DEFAULTS", {})
     if isinstance(uses, str):
@@ -255,6 +255,12 @@ def _times(config: Config) -> dict[str, int]:
 def check_built(config: Config, workload: ModuleType, strategy: Strategy) -> None:
     """Refuse what networks and strategy do not bear together, as the sites would, but too late."""
     faults = Faults()
+    faults.add(
+        f"codec {codec.name!r} of strategy {config.strategy!r} has encoding = {codec.encoding!r}; "
+        "choose one from 100 to 255, which are for codecs of one's own"
+        for codec in dict.fromkeys((strategy.up, strategy.down))
+        if codec.encoding not in range(100, 256) and codec.name not in (*CODECS, *MASKED)
+    )
     if config.excluded or config.init:
         built = build_nowhere(workload, config)
         if built is not None:  # else it reads its own values

@@ -34,13 +34,15 @@ def build(config, device):
 STRATEGY = """
 from types import SimpleNamespace
 
+from fedwan.codecs import fp32
 from fedwan.config import OuterConfig
 
 USES = ("h", "outer.*", "inner.*", "network.*", "site.*")
 DEFAULTS = {"h": 20, "outer.*": OuterConfig(lr=0.5, momentum=0.5)}
 
 def build(config):
-    return SimpleNamespace(contributes="delta", fragments=lambda layout: None)
+    whole = {"contributes": "delta", "fragments": lambda layout: None}
+    return SimpleNamespace(**whole, up=fp32(), down=fp32())
 """
 
 
@@ -64,6 +66,7 @@ def root(no_recipes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         ("strategies", "unknown", 'USES = ("outer.*.momentm",)\ndef build(config): ...'),
         ("strategies", "raising", "def build(config):\n    return 1 / 0"),
         ("strategies", "other", "def build(config):\n    return {}"),
+        ("strategies", "coded", STRATEGY.replace("up=fp32()", "up=fp32()._replace(name='mine')")),
     ]:
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / f"{name}.py").write_text(text)
@@ -142,6 +145,11 @@ def test_recipes_of_installed_packages_are_found_by_module_and_by_entry_point(
         ("strategy=unknown", "unknown.py: USES has 'outer.*.momentm', which is no setting"),
         ("strategy=raising", "ZeroDivisionError: division by zero (raising.py:2)"),
         ("strategy=other", "other.py: build returned {}, not a Strategy"),
+        (
+            "strategy=coded",
+            "codec 'mine' of strategy 'coded' has encoding = 1; choose one from 100",
+        ),
+        ("stream.tau=3", "'gentle'"),
         ("workload=my_pkg.lacking", "No module named 'does_not_exist' (lacking.py:1)"),
         ("workload=client_app", "is none of diffusers_unet, distill, flow, gan, "),
         ("workload=../strategies/gentle", "is none of diffusers_unet, distill, flow, gan, "),
