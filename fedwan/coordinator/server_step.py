@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedwan.codecs import Coded, plain
 from fedwan.config import InnerConfig
-from fedwan.errors import CheckpointError, ConfigError, UserError
+from fedwan.errors import CheckpointError, ConfigError, UserError, place_of
 from fedwan.optim_state import NamedOptimizers
 from fedwan.outer import Transform
 from fedwan.state import Layout, Role, State, add_prefix, network_of, select_prefix
@@ -97,9 +97,16 @@ class _Outer(ServerStep):
         network = network_of(name)
         whole = self._state[network]
         part = {n: whole[n] for n in self._own[network][name]}
-        update, new = self._transforms[network].update({name: delta}, part)
-        assert new.keys() <= whole.keys(), "an outer transform made state that `init` did not"
-        moved = update[name]
+        try:
+            update, new = self._transforms[network].update({name: delta}, part)
+            moved = update[name]
+            if odd := new.keys() - whole.keys():
+                raise KeyError(f"state {min(odd)!r} that init did not make")
+        except Exception as error:
+            raise UserError(
+                f"the outer step of {network} failed at {name!r}: {error!r}{place_of(error)}; its "
+                "update gets (Δ, state) and returns (update, state), by the same names"
+            ) from None
         if moved.shape != delta.shape or not math.isfinite(float(moved.sum())):
             raise UserError(
                 f"the outer step of {network} made an update of {name!r} that is not finite, or of "

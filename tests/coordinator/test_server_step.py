@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -106,16 +107,23 @@ def test_a_model_of_other_networks_is_refused() -> None:
         step_outer(fewer)(random_state(0, LAYOUT), LAYOUT)
 
 
-@pytest.mark.parametrize("made", [lambda value: value * math.nan, lambda value: value[:1]])
+@pytest.mark.parametrize(
+    ("update", "says"),
+    [
+        (lambda delta, state: ({n: v * math.nan for n, v in delta.items()}, state), "not finite, "),
+        (lambda delta, state: ({n: v[:1] for n, v in delta.items()}, state), "finite, or of shape"),
+        (lambda delta, state: ({}, state), r"failed at '.*': KeyError\(.*returns \(update, state"),
+        (lambda delta, state: delta, "failed at '.*': ValueError"),
+        (lambda delta, state: (delta, {"m": 0}), "state 'm' that init did not make"),
+    ],
+)
 def test_an_outer_step_that_breaks_the_weights_is_refused_before_it_moves_them(
-    made: Callable[[torch.Tensor], torch.Tensor],
+    update: Any, says: str
 ) -> None:
     model = random_state(0, LAYOUT)
     before = clone(model)
-    broken = outer.Transform(
-        lambda params: {}, lambda delta, state: ({n: made(v) for n, v in delta.items()}, state)
-    )
-    with pytest.raises(UserError, match="that is not finite, or of shape"):
+    broken = outer.Transform(lambda params: {}, update)
+    with pytest.raises(UserError, match=says):
         step_outer(broken)(model, LAYOUT).propose(random_state(1, LAYOUT))
     assert same_bits(model, before)
 
