@@ -158,7 +158,7 @@ def test_all_faults_are_told_at_once() -> None:
         load(None, ["stepz=5", "h=many", "link.rtt=3"])
     assert len(str(caught.value).splitlines()) == 3
     with pytest.raises(ConfigError) as caught:
-        load(None, ["sites=0", "seed=-1", "device=gpu", "data.size=7"])
+        load(None, ["sites=0", "seed=-1", "device=gpu", "data.workers=99"])
     assert len(str(caught.value).splitlines()) == 4
 
 

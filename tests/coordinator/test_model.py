@@ -181,35 +181,28 @@ def test_the_hashes_of_the_last_two_versions_are_known(tmp_path: Path) -> None:
     assert [model.hash_at([version]) for version in (1, 2, 3)] == expected
 
 
-@pytest.mark.parametrize("name", ["diloco", "sync"])
-@pytest.mark.parametrize(
-    ("other", "expected"),
-    [
-        ("local_sgd", "does not fit|outer state .* absent|optimiser state"),
-        ("another workload", "resume with the strategy and workload|optimiser state"),
-        ("two fragments", "1 fragments where the strategy has 2"),
-        ("nothing", "no checkpoint at .*without --resume"),
-    ],
-)
-def test_what_cannot_be_gone_on_from_is_refused_in_one_line(
-    name: str, other: str, expected: str, tmp_path: Path
-) -> None:
-    present = strategy_of(name)
-    model = make_model(present)
-    if other == "local_sgd":
-        model = make_model(strategy_of(other))
-    elif other == "another workload":
-        layout = {"velocity/w": spec((3,))}
-        strategy = build_strategy(RECIPES[name], {"velocity": ADAM}, sites=2, h=1)
-        model = GlobalModel({"velocity/w": torch.zeros(3)}, layout, strategy, HALF_LIFE)
-    elif other == "two fragments":
-        present = present._replace(fragments=strided(2, 1))
-    if other != "nothing":
-        model.commit(model.fragments[0], {n: v + 1.0 for n, v in model.state.items()}, samples=1)
-        model.save(tmp_path, {})
-    with pytest.raises(CheckpointError, match=expected) as raised:
+def test_what_cannot_be_gone_on_from_is_refused_in_one_line(tmp_path: Path) -> None:
+    present = strategy_of("diloco")
+    with pytest.raises(CheckpointError, match=r"no checkpoint at .*without --resume"):
         GlobalModel.load(tmp_path, present, CONFIG)
-    assert "\n" not in str(raised.value)
+    model = make_model(strategy_of("local_sgd"))
+    advance(model, range(1))
+    model.save(tmp_path, {})
+    for other, says in (
+        (strategy_of("sync"), "does not fit this run .*deltas, not gradients, were merged"),
+        (present, "outer state .* is in the checkpoint or in this strategy alone"),
+        (
+            build_strategy(diloco, {"velocity": ADAM}, sites=2, h=1),
+            "resume with the strategy",
+        ),
+        (
+            strategy_of("local_sgd")._replace(fragments=strided(2, 1)),
+            "1 fragments, where",
+        ),
+    ):
+        with pytest.raises(CheckpointError, match=says) as raised:
+            GlobalModel.load(tmp_path, other, CONFIG)
+        assert "\n" not in str(raised.value)
 
 
 # The moving average -------------------------------------------------------------------------------

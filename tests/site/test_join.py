@@ -433,7 +433,7 @@ NO_REDUCE = in_loop(lambda trainer, site: trainer.step())
         (shrink_late, "strategy=diloco h=1", "'net/seen' was added, replaced or given the shape"),
         (follower, "strategy=diloco", "'ema/0.bias' was frozen when training began"),
         (spread, "strategy=diloco", "'net/mask' lies on meta or is an expanded view"),
-        (in_loop(remember), "strategy=diloco", "keeps 'global' beside the state of its parameters"),
+        (in_loop(remember), "strategy=diloco", "keeps 'global', which no checkpoint"),
     ],
 )
 def test_a_script_that_goes_wrong_is_told_so(
