@@ -111,7 +111,7 @@ class Host:
             # Site by site: others may have begun the next round.
             self.num_bytes[version] += link.bytes_up + link.bytes_down
             self.channels = link.num_channels
-            if self._num_updates % self.config.sites == 0:
+            if self._num_updates % self.config.num_sites == 0:
                 cpu_s = sum(psutil.Process(self._ticket["pid"]).cpu_times()[:2])
                 self.marks.append((time.monotonic(), cpu_s, used()["cpu_s"]))
             self._num_updates += 1

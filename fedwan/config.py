@@ -48,13 +48,14 @@ MASKED = tuple(f"masked{bits}" for bits in range(3, 9))
 def _named_sites(value: Any) -> str:
     """What is wrong with a number of sites, or with their names."""
     if isinstance(value, int) and not isinstance(value, bool):
-        return span(1)(value)
+        return span(1, 10_000)(value)
     if not isinstance(value, list) or not value:
         return "is no number and no list of names; write it like 4, or [paris,rome]"
-    for name in map(str, value):
+    names = [*map(str, value)]
+    for name in names:
         if reason := why_unsafe(name):
             return f"holds {name!r}, which {reason}; choose another name"
-        if value.count(name) > 1:
+        if names.count(name) > 1:
             return f"holds {name!r} twice; give each site its own name"
     return ""
 
@@ -399,8 +400,6 @@ NEEDS = (
 def _together(config: Config) -> Iterator[str]:
     """Lines on settings that contradict each other."""
     link = config.link
-    if _named_sites(config.sites):
-        return  # told already
     if config.round.quorum > (sites := config.num_sites):
         yield f"round.quorum = {config.round.quorum} is out of range; choose 0 to sites ({sites})"
     if link.listen == link.door and not link.listen.endswith(":0"):
@@ -427,7 +426,11 @@ def merge(config: Config, *trees: Mapping[str, Any]) -> Config:
     0.0
     """
     result, faults = overlay(config, *trees), Faults()
-    faults.add([*invalid(result), *_together(result), *unmet(result, NEEDS)])
+    faults.add(invalid(result))
+    if reason := _named_sites(result.sites):  # of a mapping or null, too, on which all else rests
+        faults.add([f"sites = {result.sites!r} {reason}"])
+    else:
+        faults.add([*_together(result), *unmet(result, NEEDS)])
     faults.tell()
     return result
 
@@ -471,4 +474,4 @@ def site_names(config: Config) -> list[str]:
     """
     if isinstance(config.sites, int):
         return [f"s{index + 1}" for index in range(config.sites)]
-    return list(config.sites)
+    return [str(name) for name in config.sites]

@@ -208,13 +208,13 @@ class _Position:
         trainer = self._trainer
         saved = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         is_averaged = "averaging_state" in saved  # then these weights are a callback's own
-        kept = {"callbacks", "loops", "lr_schedulers", "pytorch-lightning_version"}
-        kept |= {type(trainer.precision_plugin).__qualname__}
-        kept |= {"averaging_state", "state_dict"} if is_averaged else set()
+        large = {"state_dict", "optimizer_states", "current_model_state"}
+        large -= {"state_dict"} if is_averaged else set()
+        known = {"epoch", "global_step", "hparams_name", "hyper_parameters"}
         is_over = trainer.is_last_batch
         told = {"epochs": trainer.current_epoch + is_over, "is_over": is_over}
         told["generators"] = [g.get_state() for g in self._generators()]
-        return told | {name: saved[name] for name in kept & saved.keys()}
+        return told | {name: saved[name] for name in saved.keys() - large - known}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Keep it until the fit can take it over."""

@@ -58,6 +58,7 @@ def load_config(path: Path | None, words: Sequence[str], *, resume: bool) -> Con
         path = own if own.exists() else None
     if resume and path is not None and path.name == "config.yaml" and holds_run(path.parent):
         words = [f"out={path.parent}", *words]
+    given = [word for word in words if not word.startswith("out=")]
     config = load_run(path, words)
     out = Path(config.out).absolute()
     config.out = str(out)
@@ -67,6 +68,11 @@ def load_config(path: Path | None, words: Sequence[str], *, resume: bool) -> Con
     is_done = (out / "summary.json").exists()
     if resume and not holds_run(out):
         raise ConfigError(f"out = {config.out!r} holds no checkpoint yet; leave --resume out")
+    if resume and is_done and given:
+        raise ConfigError(
+            f"the run in {str(out)!r} is complete, {' '.join(given)} would change nothing; "
+            "train on in a new run with init.NETWORK=FILE, which `fedwan export` writes"
+        )
     if resume and not is_done:
         from fedwan.coordinator.model import newest_whole
 

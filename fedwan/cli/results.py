@@ -35,8 +35,20 @@ def verify(run: RunFolder, json_path: JsonPath = None) -> None:
 
     found = walk(run)
     write_option(json_path, json.dumps(found, indent=2) + "\n")
-    for name, value in found.items():
-        typer.echo(f"{name:<13}  {value}")
+    versions, saved = (" ".join(map(str, found[name] or ())) for name in ("versions", "checkpoint"))
+    merged = f"from {found['contributions']} contributions, none merged twice"
+    events = (f"{count} {event}" for event, count in sorted(found["events"].items()))
+    rows = {
+        "journal": f"{found['lines']} lines, each follows on the last; hash {found['hash']}",
+        "versions": f"{versions or 'none'}, {merged}",
+        "events": ", ".join(events),
+        "checkpoint": f"{saved}, with the weights that the journal tells of" if saved else "none",
+        "end": "the run is done" if found["is_done"] else "the run is not done",
+    }
+    if found["torn_bytes"]:
+        rows["note"] = f"{found['torn_bytes']} bytes at the end are no whole line yet"
+    for name, text in rows.items():
+        typer.echo(f"{name:<10}  {text}")
 
 
 def sample(
@@ -54,7 +66,7 @@ def sample(
     import torch
 
     import fedwan
-    from fedwan.output.samples import draw_samples
+    from fedwan.output.samples import draw_samples, most_shown
     from fedwan.rng import derive_seed, lent_generators
 
     if out.suffix.lower() != ".png":
@@ -62,15 +74,19 @@ def sample(
     trained = fedwan.load(run, ema=not last)
     workload, config = trained.workload(), trained.config
     with torch.no_grad(), lent_generators():
+        one = workload.sample(1, seed)  # before all are made: how large they are
+        if one.dim() == 4 and (most := most_shown(one, num)) < num:
+            tall, wide = one.shape[2:]
+            raise UserError(
+                f"--num {num}: there is no room for so many pictures of {tall} by {wide} pixels; "
+                f"give --num {most} or less"
+            )
         torch.manual_seed(derive_seed(seed, "samples"))  # of recipes that draw from it
         samples = workload.sample(num, seed)
     weights = "last weights" if last else "moving average"
     title = f"{config.workload} on {config.data.name} · {config.strategy} · {weights} · seed {seed}"
     out.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        draw_samples(out, samples.float(), None, title)
-    except ValueError as error:
-        raise UserError(f"--num {num}: {error}; give another --num") from None
+    draw_samples(out, samples.float(), None, title)
     typer.echo(out)
 
 

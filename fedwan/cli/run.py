@@ -180,12 +180,13 @@ def run_here(
             f"the run in {config.out!r} has its sites elsewhere; go on with it: {resuming(out)}"
         )
     if not resume:
-        from fedwan.flower.site_file import SiteFile, find_command
         from fedwan.preflight import preflight
 
         preflight(config)
-        if command:
-            find_command(config, SiteFile(command=shlex.join(command), folder=str(Path.cwd())))
+    if command:
+        from fedwan.flower.site_file import SiteFile, find_command
+
+        find_command(config, SiteFile(command=shlex.join(command), folder=str(Path.cwd())))
 
     from fedwan.flower.coordinator import run_local
 

@@ -44,8 +44,9 @@ def await_initial(
     hub: Federation, claim: Claim, strategy: Strategy, config: Config, tidier: Tidier
 ) -> GlobalModel:
     """The weights that the sites agreed on, from whichever site sends them."""
-    patience_s, moved_s = config.round.patience_s, time.monotonic()
-    asked_s, failed, missing = {"": moved_s}, list[str](), dict[str, int]()
+    patience_s = config.round.patience_s
+    moved_s = asked_s = time.monotonic()
+    asked, failed, missing = "", list[str](), dict[str, int]()
     while True:
         with hub.changed:
             if hub.initial is None:
@@ -68,9 +69,11 @@ def await_initial(
             if left < missing.get(site, left + 1):
                 moved_s, missing[site] = now_s, left
         with hub.changed:
-            since_s = asked_s.setdefault(first := hub.registry.first, now_s)
+            if (first := hub.registry.first) != asked:
+                asked, asked_s = first, now_s
             # One may also send a little now and then, for ever.
-            if now_s > moved_s + patience_s * ANOTHER or now_s > since_s + patience_s:
+            is_slow = now_s > moved_s + patience_s * ANOTHER or now_s > asked_s + patience_s
+            if is_slow and first and first not in failed:
                 failed.append(first)
             hub.registry.replace_first([*lost, *failed], now_s)
         heed_stop(hub)

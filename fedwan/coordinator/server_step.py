@@ -99,7 +99,8 @@ class _Outer(ServerStep):
         part = {n: whole[n] for n in self._own[network][name]}
         try:
             update, new = self._transforms[network].update({name: delta}, part)
-            moved = update[name]
+            if not isinstance(moved := update[name], Tensor):
+                raise TypeError(f"a {type(moved).__name__} in place of a tensor")
             if odd := new.keys() - whole.keys():
                 raise KeyError(f"state {min(odd)!r} that init did not make")
         except Exception as error:

@@ -246,7 +246,20 @@ def _open(name: str, folder: Path, classes: str, transform: Transform, captions:
         raise ConfigError(
             f"data.path = {str(folder)!r} holds {len(rows)} samples; put {_LEAST} or more there"
         )
-    return Files(folder, rows, tuple(keys), named, transform, are_files)
+    files = Files(folder, rows, tuple(keys), named, transform, are_files)
+    if captions:
+        _refuse_blank_captions(files)
+    return files
+
+
+def _refuse_blank_captions(files: Files) -> None:
+    """A model trained on them would be told nothing of these pictures, and nobody would see it."""
+    texts = files.rows["caption"]
+    if blank := [row for row, text in enumerate(texts) if not str(text or "").strip()]:
+        raise ConfigError(
+            f"data.path = {str(files.folder)!r}: {len(blank)} of {len(texts)} samples have no "
+            f"caption, the first {files.name(blank[0])}; give each one a text, or remove it"
+        )
 
 
 def _bytes(image: Any) -> bytes:

@@ -84,8 +84,9 @@ class Doctor:
 def diagnose(records: Iterable[Record]) -> Iterator[Finding]:
     """Findings of a run from its records, in the order in which they were told."""
     doctor = Doctor()
-    of_sites: dict[str, Finding] = {}
-    """Of no interest once the site is let in again."""
+    told, here = set[str](), set[str]()
+    at_door: dict[str, Finding] = {}
+    """Of no interest once the site is let in."""
     stopped, version = "", 0
     for round_, group in groupby(records, key=_round_of):
         if round_ is not None:
@@ -95,11 +96,20 @@ def diagnose(records: Iterable[Record]) -> Iterator[Finding]:
         for event in (event for event in group if isinstance(event, EventRecord)):
             if event.event in ("stopped", "listening"):
                 stopped = event.text if event.event == "stopped" else ""
+                here.clear()
+            site = event.site or ""
             if event.event in ("join", "rejoin", "back"):
-                of_sites.pop(event.site or "", None)
-            elif event.site and (found := _of_event(event, version)):
-                of_sites.setdefault(event.site, found)
-    yield from of_sites.values()
+                here.add(site)
+                at_door.pop(site, None)
+            elif event.event == "lost":
+                here.discard(site)
+            if site and site not in told and (found := _of_event(event, version)):
+                if event.event == "rejected" and site not in here:
+                    at_door[site] = found
+                else:
+                    told.add(site)
+                    yield found
+    yield from at_door.values()
     if stopped and stopped != STOPPED:
         yield Finding("stopped", None, None, version, stopped, "see to that")
 

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from os import cpu_count
 from pathlib import Path
@@ -24,6 +24,7 @@ from fedwan.app import installed_app
 from fedwan.config import Config, host_and_port, site_names
 from fedwan.coordinator.control import ask
 from fedwan.errors import STOPPED, ConfigError, FedwanError, RunStopped, UserError
+from fedwan.files import replace_text
 from fedwan.flower import private_port, processes
 from fedwan.flower.front_door import FrontDoor
 from fedwan.flower.private_port import HOST
@@ -31,6 +32,7 @@ from fedwan.flower.processes import Service
 from fedwan.flower.site_file import SiteData, SiteFile, load_site
 from fedwan.flower.status import RUN, Start, Status, clientapp_files, serverapp_files, service_file
 from fedwan.link import pki
+from fedwan.output.board import read_run
 
 _TICK_S = 0.5
 _START_TICK_S = 0.05
@@ -181,7 +183,9 @@ def run_local(
     # Sites that each take every core would spend their time waiting for one another.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (cpu_count() or 1) // config.num_sites)))
     folders = [out / "sites" / name for name in site_names(config)]
-    with processes.serving(out, "out", "coordinator.log", stop):
+    # What a start that failed before has left in a new run's folder is nothing to go back to.
+    kept = _taken_back(out) if resume else nullcontext()
+    with processes.serving(out, "out", "coordinator.log", stop), kept:
         if not resume or not all((out / "pki" / folder.name).exists() for folder in folders):
             shutil.rmtree(out / "pki", ignore_errors=True)
             pki.federation(out / "pki", [HOST], site_names(config))
@@ -197,6 +201,24 @@ def run_local(
                 stop.set()
                 raise
             _let_end(paths, stop)
+
+
+@contextmanager
+def _taken_back(out: Path) -> Iterator[None]:
+    """Settings and commands are as they were where a start that changes them is refused.
+
+    Else the next start would go on with what cannot be. Once a round was made with them they stay.
+    """
+    version = read_run(out)[0].version
+    paths = [out / "config.yaml", *out.glob("sites/*/site.yaml")]
+    before = {path: path.read_text() for path in paths}
+    try:
+        yield
+    except UserError:
+        if read_run(out)[0].version == version:
+            for path, text in before.items():
+                replace_text(path, text)
+        raise
 
 
 def _let_end(paths: Sequence[Path], stop: threading.Event) -> None:

@@ -98,8 +98,15 @@ class Status:
             return None
 
     def write(self, path: Path) -> None:
-        """Put it in place, whole or not at all."""
-        replace_text(path, json.dumps(asdict(self)))
+        """Put it in place, whole or not at all; on a full disk into the place of the one before."""
+        text = json.dumps(asdict(self))
+        try:
+            replace_text(path, text)
+        except DiskFull:
+            if not path.exists():
+                raise
+            with path.open("r+") as file:  # its block is there, and holds the new one
+                file.write(text.ljust(path.stat().st_size))
 
     @property
     def is_gone(self) -> bool:

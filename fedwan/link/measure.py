@@ -166,13 +166,14 @@ def advise(found: Measurement, largest_buffer: int) -> str:
     bbr = "sudo modprobe tcp_bbr; sudo sysctl -w net.ipv4.tcp_allowed_congestion_control="
     bbr += "'reno cubic bbr'"
     up, down, again = found.up, found.down, found.up.again or 0.0
-    if again > LEAST_LOSS and not up.congestion.startswith("bbr"):
+    slows = {way.congestion for way in (up, down)} - {"", "bbr"}
+    if again > LEAST_LOSS and up.congestion in slows:
         why = f"{again:.2%} of the upload is sent again, which {up.congestion} slows down for"
         return f"on the site: {bbr}  ({why})"
-    if up.mbit > LEAST_GAIN * down.mbit and not down.congestion.startswith("bbr"):
+    if up.mbit > LEAST_GAIN * down.mbit and down.congestion in slows:
         why = f"under {down.congestion} the download is {up.mbit / down.mbit:.1f} times slower"
         return f"on the coordinator: {bbr}  ({why} than the upload)"
-    holds_mbit = found.channels * largest_buffer / 2 * 8 / 1e3 / found.rtt_ms
+    holds_mbit = found.channels * largest_buffer / 2 * 8 / 1e3 / (found.rtt_ms or 1.0)
     if up.mbit / LEAST_GAIN < holds_mbit < up.mbit * LEAST_GAIN:
         larger = f"sudo sysctl -w net.ipv4.tcp_wmem='4096 131072 {4 * largest_buffer}'"
         return f"on the site: {larger}  (its buffers carry {holds_mbit:.0f} Mbit/s over this way)"

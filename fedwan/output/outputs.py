@@ -115,11 +115,12 @@ class Outputs:
         """
         config = self._config
         busy_s = totals.compute_s + totals.wait_s
-        chosen = "strategy workload sites h steps seed".split()
+        chosen = "strategy workload h steps seed".split()
         summed = "bytes_up bytes_down contributions rejected rejoins late dropped quality".split()
         summary = Summary(
             **{name: getattr(config, name) for name in chosen},
             **{name: getattr(totals, name) for name in summed},
+            sites=config.num_sites,
             wall_s=wall_s,
             compute_s=totals.compute_s / config.num_sites,
             wait_s=totals.wait_s / config.num_sites,

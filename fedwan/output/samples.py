@@ -91,13 +91,31 @@ def _panels(generated: Any, real: Any | None) -> dict[str, Floats]:
     return ({"given": given} if num_given else {}) | {"generated": ours, "real, held out": rest}
 
 
+def most_shown(image: Any, num: int) -> int:
+    """How many images of a size, (…, height, width), up to num, there is room for; 1 at least."""
+    tall, wide = image.shape[-2:]
+
+    def is_too_large(count: int) -> bool:
+        _, _, height, width = _tiles(count, tall, wide)
+        return count * height * width > _MOST_PX
+
+    while num > 1 and is_too_large(num):
+        num -= 1
+    return num
+
+
+def _tiles(count: int, tall: int, wide: int) -> tuple[int, int, int, int]:
+    """Of so many images: columns, the factor of each, its height and width with the gap."""
+    columns = math.ceil(math.sqrt(count))
+    scale = max(1, round(_GRID_PX / (columns * wide)))
+    return columns, scale, tall * scale + _GAP_PX, wide * scale + _GAP_PX
+
+
 def _mosaic(images: Floats, count: int) -> Floats:
     """(num, channels, height, width) in [-1, 1] to a (H, W, 3) picture in [0, 1] of up to count."""
     tall, wide = images.shape[2:]
-    columns = math.ceil(math.sqrt(count))
-    scale = max(1, round(_GRID_PX / (columns * wide)))
-    height, width = tall * scale + _GAP_PX, wide * scale + _GAP_PX
-    if count * height * width > _MOST_PX:
+    columns, scale, height, width = _tiles(count, tall, wide)
+    if most_shown(images, count) < count:
         raise ValueError(f"{count} pictures of {tall} by {wide} pixels are too many to show")
     images = np.nan_to_num(np.clip(images * 0.5 + 0.5, 0.0, 1.0))
     tiles = images.repeat(scale, axis=2).repeat(scale, axis=3).transpose(0, 2, 3, 1)

@@ -143,6 +143,8 @@ class Agreement:
                 f"site calls itself {hello.site!r} but its certificate says {site!r}; "
                 "use the identity folder that was issued for it"
             )
+        if not hello.session:
+            return "site names no session; start site and coordinator from the same app"
         if hello.protocol != PROTOCOL:
             return (
                 f"site speaks protocol {hello.protocol}, this coordinator {PROTOCOL}; "

@@ -276,7 +276,9 @@ class Exchange:
         layout, index = flight.part.layout, flight.fragment.index
         up, bundle = self._place.seal(flight.part, flight.version, weights)
         asked = self._ask(flight.fragment, flight.version + 1)
-        residual = self._residuals.of(flight.fragment)
+        # As in `_send`: nothing where the delta holds it.
+        is_held = self._strategy.owes == "weights"
+        residual = State() if is_held else self._residuals.of(flight.fragment)
         growing = up.grow(layout)  # each tensor leaves as soon as it is coded
 
         def encode() -> State:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from fedwan.config import COMMAND, Config, InnerConfig
 from fedwan.errors import UserError
@@ -82,14 +83,15 @@ class StepOrder:
             self._refuse("an optimiser has stepped before it")
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                network = self._networks[parameter]
+                if (network := self._networks.get(parameter)) is None:
+                    self._refuse("an optimiser holds a parameter of no network")
                 if self._marks[parameter] != _mark(parameter):
                     self._refuse(f"gradients of {network!r} have changed since")
-                rate = self._rates.get(network, group["lr"])
-                if not math.isclose(group["lr"], rate, rel_tol=1e-6):
+                rate = self._rates.get(network)
+                if rate is not None and not math.isclose(group["lr"], rate, rel_tol=1e-6):
                     self._refuse(f"the lr of {network!r} is {float(group['lr']):g}, not {rate:g}")
 
-    def _refuse(self, what: str) -> None:
+    def _refuse(self, what: str) -> NoReturn:
         raise UserError(
             f"this run's strategy exchanges gradients in site.reduce(), and at step {self._step} "
             f"{what}; call every backward(), then site.reduce() once, then each optimiser's step() "
@@ -121,3 +123,10 @@ def check_optimizers(
                     f"optimizers[{name!r}] is not the one that {what}: {text}; make them agree "
                     f"(inner.{network}.*), or take another strategy, as strategy=local_sgd h=1"
                 )
+    # A loss scale is undone in place without a trace, or within the step.
+    for name, part in script.state.items() if does_step else ():
+        if isinstance(part, LRScheduler) or getattr(part, "is_enabled", bool)():
+            raise UserError(
+                f"state[{name!r}] is a {type(part).__name__}, which the coordinator, that "
+                f"steps as well, knows nothing of; take it out, or strategy=local_sgd h=1"
+            )

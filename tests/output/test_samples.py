@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedwan.output.samples import draw_samples
+from fedwan.output.samples import draw_samples, most_shown
 
 
 def images(num: int, channels: int = 1, size: int = 8, seed: int = 0) -> torch.Tensor:
@@ -62,6 +62,15 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=says):
             draw_samples(tmp_path / "a.png", generated, real, "t")
     assert not (tmp_path / "a.png").exists()
+
+
+def test_as_many_as_it_says_are_drawn(tmp_path: Path) -> None:
+    large = torch.zeros(1, 1, 512, 512).expand(99, -1, -1, -1)
+    most = most_shown(large, 99)
+    assert 1 < most < 99 and most_shown(large, 3) == 3
+    draw_samples(tmp_path / "a.png", large[:most], None, "")
+    with pytest.raises(ValueError, match="too many to show"):
+        draw_samples(tmp_path / "b.png", large[: most + 1], None, "")
 
 
 @pytest.mark.parametrize("num_given", [1, 3])

@@ -377,6 +377,10 @@ def remember(trainer: Trainer, site: object) -> None:
     trainer.optimizer.state["global"] = {"steps": 1}  # type: ignore[index]
 
 
+def set_rate(trainer: Trainer) -> None:
+    trainer.optimizer.param_groups[0]["lr"] = 0.5
+
+
 def in_loop(body: Callable[[Trainer, Any], object]) -> Callable[[Trainer], object]:
     """A script with this body, without a scheduler."""
 
@@ -417,7 +421,12 @@ NO_REDUCE = in_loop(lambda trainer, site: trainer.step())
             "strategy=sync",
             "gradients of 'net' have changed since",
         ),
-        (loop, "strategy=sync", "at step 1 the lr of 'net' is 0.00982963, not 0.01"),
+        (loop, "strategy=sync", "state['scheduler'] is a CosineAnnealingLR, which the coord"),
+        (
+            in_loop(lambda trainer, site: (set_rate(trainer), trainer.step(site.reduce))),
+            "strategy=sync",
+            "the lr of 'net' is 0.5, not 0.01",
+        ),
         (
             in_loop(lambda trainer, site: (trainer.step(site.reduce), trainer.optimizer.step())),
             "strategy=sync",
