@@ -76,7 +76,7 @@ def test_words_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> 
         ("steps={a", "steps = '{a' cannot be parsed"),
         ("seed=${nothing}", "seed: Interpolation key 'nothing' not found"),
         # A value that its setting does not take, or not beside others.
-        ("sites=0", "sites = 0 is out of range; choose 1 or more"),
+        ("sites=0", "sites = 0 is out of range; choose 1 to 10000"),
         ("link.rate_mbit=nan", "link.rate_mbit = nan"),
         ("inner.g.beta1=1", "1.0 is out of range; choose 0 or more and less than 1"),
         ("site.partition=weights", "site.partition = 'weights' needs site.processes=2"),

@@ -114,12 +114,9 @@ class Files:
         found = self.rows[row]
         try:
             x, y = self.transform.apply(_bytes(found["image"])), self.labels[row]
-            if "caption" not in found:
-                return Batch(x, y)
-            caption = found["caption"]
-            if isinstance(caption, str) and caption.strip():
-                return {"x": x, "y": y, "caption": caption}
-            text = f"has the caption {caption!r}; give it a text, or remove it"
+            if "caption" in found:
+                return {"x": x, "y": y, "caption": found["caption"]}
+            return Batch(x, y)
         except OSError as error:
             reason = error.strerror or error
             text = f"cannot be read ({reason}); see that it is there, or remove it"
@@ -255,7 +252,9 @@ def _open(name: str, folder: Path, classes: str, transform: Transform, captions:
 def _refuse_blank_captions(files: Files) -> None:
     """A model trained on them would be told nothing of these pictures, and nobody would see it."""
     texts = files.rows["caption"]
-    if blank := [row for row, text in enumerate(texts) if not str(text or "").strip()]:
+    if blank := [
+        row for row, text in enumerate(texts) if not (isinstance(text, str) and text.strip())
+    ]:
         raise ConfigError(
             f"data.path = {str(files.folder)!r}: {len(blank)} of {len(texts)} samples have no "
             f"caption, the first {files.name(blank[0])}; give each one a text, or remove it"

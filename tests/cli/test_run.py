@@ -17,7 +17,8 @@ from fedwan.cli import run as commands
 from fedwan.cli.folder import choose_folder, load_config
 from fedwan.cli.run import start
 from fedwan.config import Config
-from fedwan.errors import ConfigError, FedwanError, RunStopped
+from fedwan.errors import ConfigError, FedwanError, RunStopped, UserError
+from fedwan.flower.coordinator import _taken_back
 from fedwan.flower.processes import only_one
 from fedwan.output.outputs import Outputs
 from tests.cli.conftest import Command
@@ -193,6 +194,25 @@ def test_a_script_s_run_goes_on_with_the_file_that_leaves_its_settings_open(
     assert load_config(path, [], resume=True).strategy == strategy
     with pytest.raises(ConfigError, match="h = 10, and the run in .* began with 20"):
         load_config(path, ["h=10"], resume=True)
+
+
+def test_what_a_refused_start_has_changed_is_as_it_was(done: Config) -> None:
+    """Unless a round was made with it, the next start would go on with what cannot be."""
+    out = Path(done.out)
+    path, held = out / "config.yaml", (out / "config.yaml").read_text()
+    with pytest.raises(UserError), _taken_back(out):
+        path.write_text(held.replace("sites: 2", "sites: 3"))
+        raise UserError("its networks are other ones")
+    assert path.read_text() == held
+    with pytest.raises(RunStopped), _taken_back(out):
+        path.write_text(held.replace("sites: 2", "sites: 3"))
+        raise RunStopped("Ctrl-C")
+    assert path.read_text() != held
+
+
+def test_words_on_a_run_that_is_complete_are_refused(done: Config) -> None:
+    with pytest.raises(ConfigError, match="is complete, steps=5000 would change nothing"):
+        load_config(Path(done.out) / "config.yaml", ["steps=5000"], resume=True)
 
 
 def test_a_run_whose_sites_are_elsewhere_is_not_resumed_with_sites_of_this_machine(

@@ -18,6 +18,7 @@ from tests.output.runs import TOTALS, make_config, quality_row, record_of, round
 
 def test_a_finished_run_leaves_everything_that_is_promised(tmp_path: Path) -> None:
     config = make_config(tmp_path)
+    config.sites = ["s1", "s2"]
     with Outputs(config, tmp_path) as outputs:
         write_run(outputs, finish=True)
     names = {path.name for path in tmp_path.iterdir()}
@@ -35,7 +36,7 @@ def test_a_finished_run_leaves_everything_that_is_promised(tmp_path: Path) -> No
     assert (summary.compute_s, summary.wait_s, summary.utilisation) == (4.0, 1.0, 0.8)
     assert (summary.bytes_up, summary.bytes_down) == (4000, 4100)
     assert (summary.rounds, summary.contributions, summary.rejoins) == (2, 4, 1)
-    assert summary.quality == TOTALS.quality
+    assert summary.quality == TOTALS.quality and summary.sites == 2
     assert summary.global_sha256 == "ab" * 32
 
 

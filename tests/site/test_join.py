@@ -406,6 +406,11 @@ NO_REDUCE = in_loop(lambda trainer, site: trainer.step())
             "state['odd'] cannot be kept in a checkpoint: it holds",
         ),
         (leave_early, "strategy=diloco", "left its loop at step 2 of 8"),
+        (
+            lambda trainer: loop(trainer, state={"scaler": torch.amp.GradScaler("cpu")}),
+            "strategy=parameter_server",
+            "state['scaler'] is a GradScaler, which the coordinator",
+        ),
         (NO_REDUCE, "strategy=sync", "an optimiser has stepped before it; call every backward()"),
         (NO_REDUCE, "strategy=parameter_server", "an optimiser has stepped before it"),
         (NO_REDUCE, "strategy=sync inner.net.lr=0.001", "its lr is 0.01, the settings say 0.001"),
