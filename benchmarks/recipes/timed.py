@@ -36,7 +36,7 @@ SMALL = 1 << 16
 SHIFT = 1_000_003
 """Places by which another step's noise lies elsewhere in the bank."""
 FORWARD_SHARE = 1 / 3
-"""Of a step's time; the backward pass has the rest, tensors in proportion to their sizes."""
+"""Of a step's time; the backward pass has the rest, layer by layer in proportion to their sizes."""
 
 
 @dataclass
@@ -67,27 +67,35 @@ def pix2pix_like(width: int) -> dict[str, nn.Module]:
     """Both networks' tensors."""
     with torch.device("meta"):
         generator, discriminator = UNetGenerator(width=width), PatchDiscriminator(width=width)
-    return {
-        "generator": Tensors([*generator.downs, *reversed(generator.ups)]),
-        "discriminator": Tensors([discriminator]),
-    }
+    blocks = {"generator": [*generator.downs, *reversed(generator.ups)]}
+    blocks["discriminator"] = [discriminator]
+    return {name: Layers(nn.ModuleList(modules)) for name, modules in blocks.items()}
 
 
-class Tensors(nn.Module):
-    """Those of other modules; a backward pass through them takes its time."""
+class Layers(nn.Module):
+    """Modules with the tensors of others; a backward pass through them takes its time."""
 
-    def __init__(self, others: Sequence[nn.Module]) -> None:
+    def __init__(self, others: nn.Module) -> None:
         super().__init__()
-        shapes = [p.shape for module in others for p in module.parameters()]
-        self.tensors = nn.ParameterList(0.02 * torch.randn(shape) for shape in shapes)
+        shapes = [[p.shape for p in module.parameters(False)] for module in others.modules()]
+        self.layers = nn.ModuleList(map(_Layer, filter(None, shapes)))
 
     def forward(self, backward_s_per_value: float) -> Tensor:
         """A scalar that depends on every value."""
-        values = []
-        for parameter in self.tensors:  # small ones take none: calls take longer
-            size = parameter.numel() if parameter.numel() >= SMALL else 0
-            values.append(_SlowBack.apply(parameter.sum(), backward_s_per_value * size))
-        return 1e-6 * torch.stack(values).sum()
+        return torch.stack([layer(backward_s_per_value) for layer in self.layers]).sum()
+
+
+class _Layer(nn.Module):
+    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        super().__init__()
+        for name, shape in zip(("weight", "bias"), shapes, strict=False):
+            setattr(self, name, nn.Parameter(0.02 * torch.randn(shape)))
+
+    def forward(self, backward_s_per_value: float) -> Tensor:
+        parameters = list(self.parameters())
+        seconds = backward_s_per_value * sum(p.numel() for p in parameters)
+        value: Tensor = _SlowBack.apply(torch.stack([p.sum() for p in parameters]), seconds)
+        return 1e-6 * value.sum()
 
 
 class _SlowBack(torch.autograd.Function):
