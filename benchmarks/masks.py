@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from benchmarks.codecs import pix2pix_delta, pix2pix_layout
 from benchmarks.harness.table import Row
+from benchmarks.peers.flower_secagg import measure_flower
 from fedwan.codecs import codec_by_name, with_feedback
 from fedwan.codecs.masked import FIRST_SIZE, first_sizes, size_of, step_of
 from fedwan.coordinator.masked import MaskedMerger, key_streams
@@ -105,32 +105,6 @@ def measure_way(way: str, layout: Layout, values: State) -> tuple[int, float, fl
             merger.take()
         coordinator_s += time.perf_counter() - began
     return payload.num_bytes, sorted(site_s)[SITES // 2], coordinator_s
-
-
-def measure_flower(arrays: list[NDArray[Any]], num_sites: int) -> tuple[int, float, float]:
-    """Bytes of a client, its seconds, and the server's with as many vectors as there are sites."""
-    from flwr.common.secure_aggregation import ndarrays_arithmetic as flower
-    from flwr.common.secure_aggregation.quantization import quantize
-    from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
-
-    shapes, span = [array.shape for array in arrays], 1 << 32
-    began = time.perf_counter()
-    vector = quantize(arrays, 8.0, 1 << 22)
-    for number in range(num_sites):  # its own mask, and one with each of the others
-        mask = pseudo_rand_gen(number.to_bytes(32, "little"), span, shapes)
-        vector = flower.parameters_addition(vector, mask)
-    vector = flower.parameters_mod(vector, span)
-    site_s = time.perf_counter() - began
-    num_bytes = sum(array.astype(np.uint32).nbytes for array in vector)
-    began = time.perf_counter()
-    total = vector
-    for _ in range(num_sites - 1):
-        total = flower.parameters_addition(total, vector)
-    for number in range(num_sites):
-        mask = pseudo_rand_gen(number.to_bytes(32, "little"), span, shapes)
-        total = flower.parameters_subtraction(total, mask)
-    total = flower.parameters_mod(total, span)
-    return num_bytes, site_s, time.perf_counter() - began
 
 
 def ask(

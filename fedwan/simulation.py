@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,17 +71,20 @@ def simulate(
     absences: Mapping[str, Absence] | None = None,
     resume: bool = False,
 ) -> SimulatedRun:
-    """Train to the end, in threads of this process; raises the first error of any party.
+    """Train to the end, in threads of this process.
 
     Args:
         config: resolved, as `fedwan.app.load_run` gives it.
         folder: for what a run keeps, as `out` elsewhere.
-        train: a site's part, called in its thread, which uses `fedwan.join`; the recipe's if left
-            out.
+        train: a site's part, called in its thread: a function that uses `fedwan.join`, or another
+            of its own. The recipe that `config` names if not given.
         strategy: in place of the one that `config` names.
         wrap: gets a site's name and link, and returns the link to use, e.g. a `ShapedLink`.
         absences: by site.
         resume: go on from the folder's checkpoint.
+
+    Raises:
+        FedwanError: the first that any party raised.
     """
     records: list[dict[str, Any]] = []
 
@@ -112,29 +115,9 @@ def simulate(
             identity=identity,
         )
 
-    errors: list[BaseException] = []
-    num_threads, part = torch.get_num_threads(), train or (lambda each: take_part(each, Group()))
-
-    def live(name: str, absence: Absence | None) -> None:
-        """A site's process, and the one that takes its place."""
-        # A new thread would take over what another one has set for as long as it evaluates.
-        torch.set_num_threads(num_threads)
-        site = member(name, absence)
-        try:
-            with as_member(site):
-                part(site)
-        except _Left:
-            assert absence is not None
-            _await_return(run, name, absence)
-            live(name, None)
-        except BaseException as error:
-            errors.append(error)
-            with run.hub.changed:  # no other process will take its place: nobody waits for it
-                run.hub.registry.sites[name].has_left = True
-            run.hub.finish(f"{name} failed: {error}")
-
+    sites = _Sites(run, member, train or (lambda member: take_part(member, Group())))
     threads = [
-        threading.Thread(target=live, args=(name, (absences or {}).get(name)), name=name)
+        threading.Thread(target=sites.live, args=(name, (absences or {}).get(name)), name=name)
         for name in site_names(config)
     ]
     for thread in threads:
@@ -142,13 +125,13 @@ def simulate(
     try:
         model = run.train()
     except BaseException as error:
-        errors.append(error)
+        sites.errors.append(error)
     run.hub.finish("the simulation ended")
     for thread in threads:
         thread.join()
     recorder.close()
-    if errors:
-        raise errors[0]
+    if sites.errors:
+        raise sites.errors[0]
     return SimulatedRun(model, run.totals, records, run.site_sha256())
 
 
@@ -156,17 +139,46 @@ class _Left(BaseException):
     """A site's process dies."""
 
 
-def _await_return(run: CoordinatedRun, name: str, absence: Absence) -> None:
-    hub = run.hub
-    with hub.changed:
-        hub.registry.sites[name].heard_s = -math.inf  # as after a dead process's silence
-        done, since = -1.0, time.monotonic()
-        while not hub.stop_text and done < absence.returns_at:
-            if run.share_done() > done:
-                done, since = run.share_done(), time.monotonic()
-            elif time.monotonic() - since > STANDSTILL_S:
-                break  # the others wait for it
-            hub.changed.wait(POLL_S)
+@dataclass
+class _Sites:
+    """What the sites' threads share."""
+
+    run: CoordinatedRun
+    member: Callable[[str, Absence | None], Membership]
+    train: Callable[[Membership], object]
+    errors: list[BaseException] = field(default_factory=list)
+    num_threads: int = field(default_factory=torch.get_num_threads)
+
+    def live(self, name: str, absence: Absence | None) -> None:
+        """A site's process, and the one that takes its place."""
+        # A new thread would take over what another one has set for as long as it evaluates.
+        torch.set_num_threads(self.num_threads)
+        hub, member = self.run.hub, self.member(name, absence)
+        try:
+            with as_member(member):
+                self.train(member)
+        except _Left:
+            assert absence is not None
+            self._await_return(name, absence)
+            self.live(name, None)
+        except BaseException as error:
+            self.errors.append(error)
+            with hub.changed:  # no other process will take its place: nobody waits for it
+                hub.registry.sites[name].has_left = True
+            hub.finish(f"{name} failed: {error}")
+
+    def _await_return(self, name: str, absence: Absence) -> None:
+        hub, run = self.run.hub, self.run
+        with hub.changed:
+            entry = hub.registry.sites[name]
+            entry.heard_s = -math.inf  # as after the silence that a dead process leaves
+            done, since = -1.0, time.monotonic()
+            while not hub.stop_text and done < absence.returns_at:
+                if run.share_done() > done:
+                    done, since = run.share_done(), time.monotonic()
+                elif time.monotonic() - since > STANDSTILL_S:
+                    break  # the others wait for it
+                hub.changed.wait(POLL_S)
 
 
 class _LeavingLink:

@@ -80,10 +80,7 @@ def train(
         member.show_samples or shard.public or not getattr(workload, "samples_from_inputs", False)
     )
 
-    real, most = shard.held_out, config.eval.num or 0
-    if most and real is not None:
-        held_out = InMemory(real)
-        real = held_out.take(torch.arange(min(most, len(held_out))))
+    real = _held_out(shard, config.eval.num or 0)
 
     def evaluate(seed: int) -> Mapping[str, Any]:
         # What the site trained by; common data are of all sites.
@@ -122,6 +119,14 @@ def train(
         return site.global_sha256
     finally:
         loader.close()
+
+
+def _held_out(shard: Shard, most: int) -> Any:
+    """All that quality is measured on, or the first of it; None if there is nothing."""
+    if not most or shard.held_out is None:
+        return shard.held_out
+    held_out = InMemory(shard.held_out)
+    return held_out.take(torch.arange(min(most, len(held_out))))
 
 
 def _meet(folder: Path) -> None:

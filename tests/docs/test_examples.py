@@ -33,6 +33,17 @@ def run(*words: str, folder: Path) -> str:
     return ended.stdout
 
 
+@pytest.fixture
+def own_app(no_recipes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The examples' pages, in the present folder."""
+    for folder, name in (("strategies", "fed_adam.py"), ("sites", "moons.py")):
+        (tmp_path / folder).mkdir()
+        shutil.copy(ROOT / "docs" / "examples" / name, tmp_path / folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.mark.slow
 def test_the_lines_of_own_model_train_and_resume(tmp_path: Path) -> None:
     script = tmp_path / "own.py"
@@ -57,18 +68,12 @@ def test_sites_of_the_example_step_on_batches_of_their_own(tmp_path: Path) -> No
     assert not set(first) & set(second)
 
 
-def test_the_strategy_of_the_example_trains_and_sends_half(
-    no_recipes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "strategies").mkdir()
-    shutil.copy(ROOT / "docs" / "examples" / "fed_adam.py", tmp_path / "strategies")
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.chdir(tmp_path)
+def test_the_strategy_of_the_example_trains_and_sends_half(own_app: Path) -> None:
     words = "workload=flow data.name=ring8 model.width=64 sites=2 h=6 steps=24 eval.every=0".split()
     config = load_run(None, ["strategy=fed_adam", *words])
     assert config.outer["velocity"].lr == 0.01
     runs = {
-        name: simulate(load_run(None, [f"strategy={name}", *words]), tmp_path / name)
+        name: simulate(load_run(None, [f"strategy={name}", *words]), own_app / name)
         for name in ("fed_adam", "local_sgd")
     }
     ended = runs["fed_adam"]
@@ -79,17 +84,11 @@ def test_the_strategy_of_the_example_trains_and_sends_half(
     assert losses[-1] < losses[0]
 
 
-def test_the_recipe_of_the_example_learns_its_own_data(
-    no_recipes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sites").mkdir()
-    shutil.copy(ROOT / "docs" / "examples" / "moons.py", tmp_path / "sites")
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.chdir(tmp_path)
+def test_the_recipe_of_the_example_learns_its_own_data(own_app: Path) -> None:
     words = "workload=moons sites=2 h=20 steps=200 inner.velocity.lr=0.01 site.accumulate=2".split()
-    simulate(load_run(None, words), tmp_path / "run")
+    simulate(load_run(None, words), own_app / "run")
     points, _ = load_workload("moons").moons(1000, 1)
-    made = load(tmp_path / "run").workload().sample(200, 0)
+    made = load(own_app / "run").workload().sample(200, 0)
     noise = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
     away, before = (torch.cdist(x, points).amin(1).mean() for x in (made, noise))
     assert made.shape == (200, 2) and away < 0.5 * before
