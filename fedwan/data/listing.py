@@ -74,8 +74,9 @@ def _load(datasets: Any, name: str, folder: Path) -> tuple[Any, Sequence[str]]:
         loaded = datasets.load_from_disk(str(folder))
         return loaded[_SPLIT] if isinstance(loaded, dict) else loaded, ()
     files = _FILES.get(name, "")
-    if files and not any(folder.rglob(files)):
-        raise FileNotFoundError(f"it holds no {files}")
+    endings = {files[1:]} if files else Image.registered_extensions().keys()
+    if all(path.suffix.lower() not in endings for path in folder.rglob("*")):
+        raise FileNotFoundError(f"it holds no {files or 'images'}")
     pattern = os.path.join(glob.escape(str(folder)), "**", files).rstrip(os.sep)
     kind, more = (name, {}) if files else ("imagefolder", {"drop_labels": True})
     builder = datasets.load_dataset_builder(kind, data_files={_SPLIT: pattern}, **more)

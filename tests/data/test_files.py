@@ -257,6 +257,11 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(
     refused(text, lambda: open_one(config(**{"path": tmp_path, **others})))
 
 
+def test_a_folder_without_pictures_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    refused("it holds no images.; data.name=folder takes", lambda: open_one(config(tmp_path)))
+
+
 def test_too_few_damaged_or_unlabelled_files_or_a_missing_extra_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
