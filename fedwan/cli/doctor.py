@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedwan.link.measure import Measurement, Way
     from fedwan.output.board import Board
 
+KEYS = ("link.congestion", "link.pace_mbit")
 LEAST_ROUNDS = 3
 """Before that most rules stay silent, whatever is wrong."""
 
@@ -124,6 +125,9 @@ def link(
     """
     check_address("HOST:PORT", address)
     settings = load(None, words or []).link
+    for word in words or []:
+        if word.partition("=")[0] not in KEYS:
+            raise ConfigError(f"{word} has no effect on a measurement; leave it out")
     if not 0.5 <= seconds <= 30:
         raise ConfigError(f"--seconds = {seconds:g} is out of range; choose 0.5 to 30")
     write_option(json_path)  # told before the measurement, not after it

@@ -75,6 +75,7 @@ def test_figures_and_the_same_as_json(
         (("127.0.0.1:1", "--identity", "coordinator"), "a coordinator's certificate"),
         (("127.0.0.1:1", "--identity", "nobody"), "ca.crt is missing"),
         (("127.0.0.1:1", "--seconds", "nan"), "--seconds = nan is out of range"),
+        (("127.0.0.1:1", "link.rtt_ms=100"), "link.rtt_ms=100 has no effect on a measurement"),
         (("127.0.0.1:1", "link.pace=90"), "did you mean 'link.pace_mbit'?"),
         (("127.0.0.1:1", "link.congestion=brr"), "is none of auto, bbr, cubic, system; did you me"),
         (("127.0.0.1:1", "cubic"), "'cubic' is no key=value"),
