@@ -249,15 +249,6 @@ def resolve(config: Config) -> Config:
     return merge(config)
 
 
-def resolve_workload(config: Config) -> Config:
-    """A configuration in which only what the strategy's recipe fills in is left open."""
-    from fedwan.workloads.settings import resolve_page
-
-    config = copy.deepcopy(config)
-    resolve_page(load_workload(config.workload), config)
-    return config
-
-
 def complete(config: Config, kinds: Mapping[str, NetworkKind], num_steps: int) -> Config:
     """A configuration with what a training script's own networks decide; others are complete.
 

@@ -75,6 +75,7 @@ class Bench:
         policy = barrier(len(sites), 0, 60.0)
         self.strategy = Strategy("delta", 1, whole, step, fp32(), fp32(), policy)
         self.events: list[tuple[str, str | None, str]] = []
+        self.details: list[dict[str, Any]] = []
         self.registry = Registry(sites, silence_s)
         fragments = self.strategy.fragments(self.layout)
         self.intake = Intake(self.layout, fragments, self.strategy.up, folder / "spool")
@@ -83,12 +84,16 @@ class Bench:
             RUN,
             self.registry,
             Agreement(sites, len(sites), self.claim),
-            lambda *event, **_: self.events.append(event),
+            self._keep,
             chunk_bytes,
         )
         self.rounds = CoordinatorRounds(self.strategy, fragments, sites, 1000, 4)
         self.hub.start(self.rounds, self.intake)
         self.set_model()
+
+    def _keep(self, *event: Any, **details: Any) -> None:
+        self.events.append(event)
+        self.details.append(details)
 
     def set_model(self) -> GlobalModel:
         (spec,) = self.layout.values()

@@ -5,7 +5,7 @@
 PyTorch DDP over gloo, torchft's DiLoCo over gloo, Flower's FedAvg through its messages, and fedwan,
 each on an emulated wide area and, between the same namespaces, on bare links. `--loss` is in
 percent on this command line. Needs root (network namespaces) and the peers' environment.
-`--quick`: one start, fewer steps.
+`--quick`: one seed, fewer steps.
 
 `steps` and `wall_s` are those that ran, `fd` is at the end of the curve, bytes are those of all
 sites, as the link counts them. `fd_from` says where `fd` comes from: of DDP
@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.harness.table import Row, columns_of, grouped
+from benchmarks.harness.table import Row, columns_of, grouped, ratio_half_interval, seeds_of
 from benchmarks.peers.part import WORKLOADS, Spec
 from benchmarks.peers.run import CONGESTION, Outcome, run
 from benchmarks.wan import BARE, WanLink
@@ -49,6 +49,9 @@ INT4 = ("codec.up=int4", "codec.down=int4")
 TORCHFT = {"digits_flow": {"bucketize": True}, "timed": {"bucketize": False, "flows": 4}}
 VARIANTS = {
     "ddp": Variant("ddp", options={"timed": {"flows": 4}}, rounds={"digits_flow": 150, "timed": 8}),
+    "ddp-fp16": Variant(
+        "ddp", options={"digits_flow": {"fp16": True}}, rounds={"digits_flow": 150}
+    ),
     "torchft": Variant("torchft", options=TORCHFT, rounds={"timed": 7}),
     "flower": Variant("flower", rounds={"digits_flow": 12, "timed": 5}),
     "fedwan-diloco": Variant("fedwan", words=("strategy=diloco",)),
@@ -61,6 +64,7 @@ NO_CHECKPOINTS = "checkpoint.every=1000000"
 STEPS = {"digits_flow": 4000, "timed": 500}
 QUICK_STEPS = {"digits_flow": 200, "timed": 200}
 H = {"digits_flow": 20, "timed": 50}
+SEEDS = 3
 POINTS = 40
 """Looks at the quality."""
 TARGET_FD = 1.4
@@ -96,21 +100,23 @@ def spec_of(name: str, args: argparse.Namespace, seed: int, is_bounded: bool) ->
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Every system, start by start, so that what else a machine does meets them all alike.
+    """Every system, seed by seed, so that what else a machine does meets them all alike.
 
-    A start of a variant is on bare links first, then on the wide area; of the whole trainings by
-    both, the curve is kept.
+    A variant is on bare links first, then on the wide area; of the whole trainings by both, the
+    curve is kept.
     """
     args.steps = args.steps or (QUICK_STEPS if args.quick else STEPS)[args.workload]
     curves: dict[tuple[str, int], Row] = {}
     wan = WanLink(args.rate_mbit, args.rtt_ms, args.loss / 100)
     with tempfile.TemporaryDirectory() as made:
         folder = (args.keep or Path(made)).resolve()
-        for start in range(1 if args.quick else args.starts):
+        for seed in seeds_of(args):
             for name, link in itertools.product(args.systems, (BARE, wan)):
-                key = (name, start)
-                spec = spec_of(name, args, start, is_bounded=link != BARE)
-                at = folder / f"{name}-{start}-{'bare' if link == BARE else 'wan'}"
+                if args.wan_only and link == BARE and args.workload not in VARIANTS[name].rounds:
+                    continue
+                key = (name, seed)
+                spec = spec_of(name, args, seed, is_bounded=link != BARE)
+                at = folder / f"{name}-{seed}-{'bare' if link == BARE else 'wan'}"
                 row = make_row(name, run(spec, link, at), link)
                 if spec.stop_at and spec.points:
                     row = borrow_curve(row, curves[key])
@@ -126,7 +132,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rtt-ms", type=float, default=100.0)
     parser.add_argument("--loss", type=float, default=0.0, help="in percent, each way")
     parser.add_argument("--steps", type=int, default=0, help="0: the workload's own")
-    parser.add_argument("--starts", type=int, default=3, help="each with a seed of its own")
+    parser.add_argument("--wan-only", action="store_true", help="bare links only for curves")
     parser.add_argument("--fedwan", nargs="*", default=[], help="key=value for fedwan alone")
     parser.add_argument("--keep", type=Path, help="folder for the runs' files and logs")
 
@@ -222,11 +228,21 @@ def borrow_curve(row: Row, fast: Row) -> Row:
 
 
 def summarise(rows: list[Row]) -> Iterator[str]:
-    """A line per system and link: medians over its starts, and how many there were."""
+    """A line per system and link: medians over seeds, and by how much the last system is sooner."""
     for (system, link), group in grouped(rows, "system link").items():
         keys = ("wall_s", "bytes_up", "bytes_down", "utilisation", "fd", "time_to_fd_s")
         found = {key: [row[key] for row in group] for key in keys}
         texts = [f"{k} {'-' if None in v else f'{median(v):.4g}'}" for k, v in found.items()]
         # Steps of the same training on the fast link, times seconds per step on this one.
         borrowed = " (counted)" if group[0]["fd_from"] == "fast link" else ""
-        yield f"{system}, {link}, {len(group)} starts: {', '.join(texts)}{borrowed}"
+        yield f"{system}, {link}, {len(group)} seeds: {', '.join(texts)}{borrowed}"
+    times = {
+        system: [row["time_to_fd_s"] for row in group]
+        for (system, link), group in grouped(rows, "system link").items()
+        if link == "wan" and all(row["time_to_fd_s"] for row in group)
+    }
+    *others, last = times or [""]
+    for other in others:
+        ratio = fmean(times[other]) / fmean(times[last])
+        half = ratio_half_interval(times[other], times[last])
+        yield f"{last} is sooner than {other} by {ratio:.2f} ± {half:.2f}"

@@ -3,7 +3,7 @@
 As its documentation has it for CPUs and several nodes: `gloo`, a TCP rendezvous at rank 0, the
 interface named by GLOO_SOCKET_IFNAME. Buckets are views of the gradients, networks have no buffers
 to broadcast, and the graph is the same in every step, which spares DDP its search for unused
-parameters. Options: `flows`, see `part.run_rank`.
+parameters. Options: `flows`, see `part.run_rank`; `fp16`, its hook that halves the bytes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness.stopwatch import STOPWATCH
@@ -74,6 +75,8 @@ def flow_step(spec: Spec, site: int, part: Part) -> Callable[[], None]:
     STOPWATCH.forget()
     flow = part.workload.inner  # itself: what it was given to compute its loss is bound to it
     flow.networks = {name: wrap(network) for name, network in flow.networks.items()}
+    for network in flow.networks.values() if spec.options.get("fp16") else ():
+        network.register_comm_hook(None, fp16_compress_hook)
     return part.step
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedwan._config_tree import leaves_of
 from fedwan.cli.arguments import resuming
-from fedwan.config import COMMAND, Config
+from fedwan.config import COMMAND, MASKED, Config
 from fedwan.errors import ConfigError
 from fedwan.flower.processes import only_one
 from fedwan.output.board import read_run
@@ -44,7 +44,9 @@ def choose_folder(default: Path, words: Sequence[str], *, resume: bool) -> Path:
     return next((folder for folder in reversed(folders) if holds_run(folder)), default)
 
 
-def load_config(path: Path | None, words: Sequence[str], *, resume: bool) -> Config:
+def load_config(
+    path: Path | None, words: Sequence[str], *, resume: bool, from_version: int | None = None
+) -> Config:
     """The resolved configuration of a run that is about to start, its `out` absolute.
 
     When a run goes on, `path` may be the `config.yaml` in its folder, wherever that has moved to;
@@ -78,10 +80,17 @@ def load_config(path: Path | None, words: Sequence[str], *, resume: bool) -> Con
 
         _check_changes(config)
         newest_whole(out / "checkpoint")  # what is damaged is told before anything starts
+    if not resume and from_version is not None:
+        raise ConfigError(f"--from-version={from_version} is for a run that goes on; add --resume")
     if not resume and holds_run(out):
         raise ConfigError(
             f"out = {config.out!r} holds a run already; "
             f"go on with it: {resuming(out)}, or choose another out="
+        )
+    if from_version is not None and config.codec.up in MASKED:
+        raise ConfigError(
+            f"--from-version={from_version}: no version is summed twice under masks; begin a new "
+            "run with init.NETWORK=FILE, which `fedwan export` writes"
         )
     return config
 

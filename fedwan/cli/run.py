@@ -47,9 +47,20 @@ Resume = Annotated[
 ]
 
 
+FromVersion = Annotated[
+    int | None,
+    typer.Option(
+        "--from-version",
+        help="With --resume: go back to this version; the last two checkpoints are kept.",
+        show_default=False,
+    ),
+]
+
+
 def run(
     words: FileAndWords = None,
     resume: Resume = False,
+    from_version: FromVersion = None,
 ) -> None:
     """Train with a coordinator and all sites on this machine.
 
@@ -57,7 +68,7 @@ def run(
 
     A run that was stopped goes on with: fedwan run OUT/config.yaml --resume, or out=OUT --resume
     """
-    run_here(*file_and_words(words), resume=resume)
+    run_here(*file_and_words(words), resume=resume, from_version=from_version)
 
 
 def demo(words: Words = None, resume: Resume = False) -> None:
@@ -123,6 +134,7 @@ def coordinator(
     identity: Annotated[Path, option("--identity", "DIR", "The coordinator's identity folder.")],
     words: Words = None,
     resume: Resume = False,
+    from_version: FromVersion = None,
 ) -> None:
     """Serve one run to sites elsewhere, until it is done.
 
@@ -136,11 +148,12 @@ def coordinator(
 
     Identity.load(identity, "coordinator")
     Admission(identity)
-    config = load_config(config_path, words or [], resume=resume)
+    config = load_config(config_path, words or [], resume=resume, from_version=from_version)
 
     from fedwan.flower.coordinator import serve_coordinator
 
-    start(config, partial(serve_coordinator, identity=identity.absolute(), resume=resume))
+    serve = partial(serve_coordinator, from_version=from_version)
+    start(config, partial(serve, identity=identity.absolute(), resume=resume))
 
 
 def site(
@@ -171,9 +184,10 @@ def run_here(
     command: Sequence[str] = (),
     *,
     resume: bool,
+    from_version: int | None = None,
 ) -> None:
     """Run a configuration on this machine, show it, and print its summary."""
-    config = load_config(path, words, resume=resume)
+    config = load_config(path, words, resume=resume, from_version=from_version)
     out = Path(config.out)
     if resume and has_sites_elsewhere(out) and not (out / "summary.json").exists():
         raise ConfigError(
@@ -190,7 +204,8 @@ def run_here(
 
     from fedwan.flower.coordinator import run_local
 
-    start(config, partial(run_local, command=command, resume=resume))
+    run_services = partial(run_local, command=command, from_version=from_version)
+    start(config, partial(run_services, resume=resume))
 
 
 def start(config: Config, services: RunServices) -> None:

@@ -213,7 +213,7 @@ def _two_magnitudes(found: Tensor) -> tuple[Tensor, Tensor]:
     Σ (x - mean)² over both parts is least where S²/j + (T - S)²/(k - j) is largest, S being the
     sum of the first j and T that of all.
     """
-    num_rows, count = found.shape
+    count = found.shape[1]
     sums = found.cumsum(1)
     rest = sums[:, -1:] - sums
     rank = torch.arange(1, count + 1, device=found.device)

@@ -64,6 +64,26 @@ def newest_whole(folder: Path) -> tuple[Path, str]:
     return newest, ""
 
 
+def go_back(folder: Path, version: int) -> None:
+    """Have a run go on from one of the checkpoints that are kept; what came after it is gone.
+
+    Raises:
+        ConfigError: none is of this version.
+    """
+    kept: dict[int, Path] = {}
+    for path in (folder / PREVIOUS, folder / CHECKPOINT):
+        with suppress(CheckpointError):
+            check_tensors(path)
+            kept[min(read_tensors_meta(path)["versions"])] = path
+    if version not in kept:
+        raise ConfigError(
+            f"--from-version={version} is not kept; kept are {', '.join(map(str, kept))}, and "
+            "checkpoint.every=N makes one every N rounds"
+        )
+    if kept[version].name == PREVIOUS:
+        os.replace(kept[version], folder / CHECKPOINT)
+
+
 def find_checkpoint(folder: Path) -> tuple[dict[str, Any], str]:
     """What was given to `GlobalModel.save` beside the model, and a complaint if there is one.
 

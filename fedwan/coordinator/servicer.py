@@ -101,10 +101,10 @@ class Servicer(Federation):
                 at = f" at version {rounds.version}" if rounds.version else ""
                 if rounds.is_behind(site, hello.checkpoint):
                     at += ", and takes the steps to it again"
-                at += f", certificate {hello.certificate}" if hello.certificate else ""
                 why = f"; {hello.error}" if hello.error else ""
                 kind = "rejoin" if is_rejoin else "join"
-                self.event(kind, site, f"{site} {verb}{at}{why}")
+                proof = {"certificate": hello.certificate} if hello.certificate else {}
+                self.event(kind, site, f"{site} {verb}{at}{why}", **proof)
             return wire.Welcome(
                 versions=rounds.versions if self.model else [],
                 send_initial=self.model is None and self.registry.first == site,

@@ -52,11 +52,12 @@ def serve_coordinator(
     identity: Path,
     *,
     resume: bool = False,
+    from_version: int | None = None,
     stop: threading.Event | None = None,
 ) -> None:
     """Run one run's coordinator until the run is over; `RunStopped` if `stop` was set before.
 
-    With `resume` it goes on from its last checkpoint.
+    With `resume` it goes on from its last checkpoint, or from that of `from_version`.
     """
     stop = stop or threading.Event()
     for key in ("listen", "door"):
@@ -68,13 +69,15 @@ def serve_coordinator(
             )
     with (
         processes.serving(Path(config.out), "out", "coordinator.log", stop),
-        coordinating(config, identity, resume=resume) as (_, run),
+        coordinating(config, identity, resume=resume, from_version=from_version) as (_, run),
     ):
         run(stop)
 
 
 @contextmanager
-def coordinating(config: Config, identity: Path, *, resume: bool) -> Iterator[tuple[int, RunOnce]]:
+def coordinating(
+    config: Config, identity: Path, *, resume: bool, from_version: int | None = None
+) -> Iterator[tuple[int, RunOnce]]:
     """A run's services while the block runs: the door's port, and what runs it to its end.
 
     Its folder is held by who calls.
@@ -88,6 +91,10 @@ def coordinating(config: Config, identity: Path, *, resume: bool) -> Iterator[tu
     Status.end_orphan(serverapp_files(out)[1])
     # The ServerApp will listen there, seconds from now: say at once if it cannot.
     processes.listen(*host_and_port(config.link.listen), "the data plane", "link.listen").close()
+    if from_version is not None:
+        from fedwan.coordinator.model import go_back  # needs torch
+
+        go_back(out / "checkpoint", from_version)
     with (
         closing(FrontDoor(identity, *host_and_port(config.link.door), config.num_sites)) as door,
         private_port.listen() as listener,
@@ -171,6 +178,7 @@ def run_local(
     *,
     command: Sequence[str] = (),
     resume: bool = False,
+    from_version: int | None = None,
     stop: threading.Event | None = None,
 ) -> None:
     """Run a coordinator and all its sites on this machine until the run is over.
@@ -191,7 +199,9 @@ def run_local(
             pki.federation(out / "pki", [HOST], site_names(config))
         # Left in reverse: first the sites, which say goodbye through the door, then SuperLink.
         with (
-            coordinating(config, out / "pki" / "coordinator", resume=resume) as (door, run),
+            coordinating(
+                config, out / "pki" / "coordinator", resume=resume, from_version=from_version
+            ) as (door, run),
             _site_services(out / "pki", folders, door, command) as sites,
         ):
             paths = [clientapp_files(folder)[1] for folder in folders]

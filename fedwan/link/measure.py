@@ -166,7 +166,8 @@ def advise(found: Measurement, largest_buffer: int) -> str:
     bbr = "sudo modprobe tcp_bbr; sudo sysctl -w net.ipv4.tcp_allowed_congestion_control="
     bbr += "'reno cubic bbr'"
     up, down, again = found.up, found.down, found.up.again or 0.0
-    slows = {way.congestion for way in (up, down)} - {"", "bbr"}
+    every = {way.congestion for way in (up, down)} - {""}
+    slows = {name for name in every if not name.startswith("bbr")}
     if again > LEAST_LOSS and up.congestion in slows:
         why = f"{again:.2%} of the upload is sent again, which {up.congestion} slows down for"
         return f"on the site: {bbr}  ({why})"

@@ -147,6 +147,8 @@ def test_a_run_that_is_done_is_shown_reported_and_not_started_again(
     told = f"holds a run already; go on with it: fedwan run {path} --resume"
     code, _, err = fedwan("run", str(path))
     assert code == 2 and told in err
+    code, _, err = fedwan("run", str(path), "--from-version", "3")
+    assert code == 2 and "--from-version=3 is for a run that goes on; add --resume" in err
     # Without its summary it has not ended, and goes on from a checkpoint that must be whole.
     (page.parent / "summary.json").unlink()
     (page.parent / "checkpoint").mkdir()

@@ -16,9 +16,10 @@ from fedwan.coordinator.model import (
     PREVIOUS,
     GlobalModel,
     find_checkpoint,
+    go_back,
     update_ema,
 )
-from fedwan.errors import CheckpointError
+from fedwan.errors import CheckpointError, ConfigError
 from fedwan.fragments import strided
 from fedwan.link import wire_pb2 as wire
 from fedwan.state import (
@@ -221,7 +222,7 @@ def test_the_average_depends_on_samples_not_on_rounds_and_on_a_fragment_s_tensor
     torch.testing.assert_close(ema["g/w"], torch.full((2,), 0.125))
 
 
-def test_a_run_goes_back_to_the_checkpoint_before(tmp_path: Path) -> None:
+def test_a_run_goes_back_to_a_checkpoint_that_is_kept(tmp_path: Path) -> None:
     config = tiny_config("diloco", sites=2, steps=24, h=2)
     config.checkpoint.every = 2
     (sha256,) = run_tiny(tmp_path / "whole", config).hashes
@@ -229,8 +230,14 @@ def test_a_run_goes_back_to_the_checkpoint_before(tmp_path: Path) -> None:
     out = tmp_path / "stopped"
     with pytest.raises(Stopped):
         run_tiny(out, config, wrap=lambda name, link: DyingLink(link, 9) if name == "s2" else link)
-    before = read_tensors_meta(out / "checkpoint" / PREVIOUS)["versions"]
-    (out / "checkpoint" / PREVIOUS).replace(out / "checkpoint" / CHECKPOINT)
+    newest, before = (
+        read_tensors_meta(out / "checkpoint" / n)["versions"] for n in (CHECKPOINT, PREVIOUS)
+    )
+    with pytest.raises(ConfigError, match=rf"--from-version=3 is not kept; kept are {before[0]}, "):
+        go_back(out / "checkpoint", 3)
+    go_back(out / "checkpoint", newest[0])
+    assert (out / "checkpoint" / PREVIOUS).exists()
+    go_back(out / "checkpoint", before[0])
     again = run_tiny(out, config, resume=True)
     assert again.hashes == {sha256}
     assert min(row["version"] for row in again.rounds()) == before[0] + 1

@@ -98,7 +98,8 @@ def test_a_site_whose_certificate_ends_is_told_and_can_do_nothing_more(
     with serving(bench.hub, folder) as plane, dialling(plane.port, folder / "s1") as link:
         link.join(hello)
         serial = f"{x509.load_pem_x509_certificate(identity.cert_pem).serial_number:x}"
-        assert bench.events[0] == ("join", "s1", f"s1 joined, certificate {serial}")
+        assert bench.events[0] == ("join", "s1", "s1 joined")
+        assert bench.details[0] == {"certificate": serial}
         await_control(bench, link, "s1")
         if why == "revoked":
             authority.revoke("s1")
