@@ -75,7 +75,7 @@ def spec_of(name: str, args: argparse.Namespace, seed: int, is_bounded: bool) ->
     """The run of a variant with one seed."""
     variant = VARIANTS[name]
     is_timed = args.workload == "timed"
-    h = 1 if name == "ddp" else H[args.workload]
+    h = 1 if variant.system == "ddp" else H[args.workload]
     words = variant.words
     if STREAMING[0] in words:
         words += (f"stream.tau={4 * h // 5}", *(["stream.fragments=10"] if is_timed else []))

@@ -62,17 +62,8 @@ def timed_step(part: Part) -> Callable[[], None]:
     return step
 
 
-def flow_step(spec: Spec, site: int, part: Part) -> Callable[[], None]:
-    """A step of the flow: fedwan's own, on a network that reduces its gradients meanwhile.
-
-    What a step computes is measured on a copy without any exchange: its own does not tell it from
-    waiting.
-    """
-    scratch = open_part(spec, site)
-    for _ in range(LOCAL_STEPS):
-        scratch.step()
-    STOPWATCH.nominal_s = statistics.median(STOPWATCH.computed)
-    STOPWATCH.forget()
+def flow_step(spec: Spec, part: Part) -> Callable[[], None]:
+    """A step of the flow: fedwan's own, on a network that reduces its gradients meanwhile."""
     flow = part.workload.inner  # itself: what it was given to compute its loss is bound to it
     flow.networks = {name: wrap(network) for name, network in flow.networks.items()}
     for network in flow.networks.values() if spec.options.get("fp16") else ():
@@ -80,8 +71,23 @@ def flow_step(spec: Spec, site: int, part: Part) -> Callable[[], None]:
     return part.step
 
 
+def time_alone(spec: Spec, site: int) -> None:
+    """What a step of the flow computes, on a copy: its own does not tell it from waiting.
+
+    Before there is a process group, whose ranks a recipe takes for processes of one site.
+    """
+    scratch = open_part(spec, site)
+    for _ in range(LOCAL_STEPS):
+        scratch.step()
+    STOPWATCH.nominal_s = statistics.median(STOPWATCH.computed)
+    STOPWATCH.forget()
+
+
 @contextmanager
 def join(spec: Spec, site: int, part: Part) -> Iterator[Peer]:
+    is_timed = spec.workload == "timed"
+    if not is_timed:
+        time_alone(spec, site)
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://{spec.hosts[0]}:{PORTS[0]}",
@@ -89,7 +95,7 @@ def join(spec: Spec, site: int, part: Part) -> Iterator[Peer]:
         world_size=spec.sites,
         timeout=timedelta(seconds=600),
     )
-    step = timed_step(part) if spec.workload == "timed" else flow_step(spec, site, part)
+    step = timed_step(part) if is_timed else flow_step(spec, part)
     dist.barrier()
     yield Peer(lambda: step() is None, lambda: part.state)
     dist.barrier()
