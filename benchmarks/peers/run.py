@@ -8,6 +8,7 @@ site behind a link of its own.
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,7 +100,12 @@ def run(spec: Spec, link: WanLink, folder: Path) -> Outcome:
         def look() -> None:
             outcome.looks.append((time.monotonic(), np.array(star.carried())))
 
-        run_processes(plan(spec, folder, star), folder, TIMEOUT_S, look)
+        # Of every system: parties share this machine's cores, and more threads wait for each other.
+        processes = [
+            dataclasses.replace(process, env={**(process.env or os.environ), "OMP_NUM_THREADS": "1"})
+            for process in plan(spec, folder, star)
+        ]
+        run_processes(processes, folder, TIMEOUT_S, look)
         look()
     outcome.sites += [load_json(folder / f"site{site}.json") for site in range(spec.sites)]
     if (end := folder / "coordinator.json").exists():
