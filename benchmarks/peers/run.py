@@ -100,9 +100,11 @@ def run(spec: Spec, link: WanLink, folder: Path) -> Outcome:
         def look() -> None:
             outcome.looks.append((time.monotonic(), np.array(star.carried())))
 
-        # Of every system: parties share this machine's cores, and more threads wait for each other.
+        # All parties share the cores: more threads would wait for each other.
         processes = [
-            dataclasses.replace(process, env={**(process.env or os.environ), "OMP_NUM_THREADS": "1"})
+            dataclasses.replace(
+                process, env={**(process.env or os.environ), "OMP_NUM_THREADS": "1"}
+            )
             for process in plan(spec, folder, star)
         ]
         run_processes(processes, folder, TIMEOUT_S, look)
