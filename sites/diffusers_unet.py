@@ -56,6 +56,25 @@ DEFAULTS = {
         name="adamw", lr=1e-4 if config.model["path"] else 1e-3
     ),
 }
+_README = """\
+# {network}, and its scheduler
+
+diffusers has no pipeline for the two; samples are pictures in [-1, 1]:
+
+```python
+import torch
+from diffusers import {network}, {solver}
+
+network = {network}.from_pretrained("{folder}").eval()  # of this folder
+solver = {solver}.from_pretrained("scheduler")
+solver.set_timesteps({steps})
+x = torch.randn(8, {shape})
+with torch.no_grad():
+    for t in solver.timesteps:
+        out = network(x, timestep=t.expand(8){told}).sample[:, :{channels}]
+        x = solver.step(out, t, x).prev_sample
+```
+"""
 AT_ONCE, MOST_PIXELS = 256, 1 << 20
 """Samples that are made together: 256 of 64x64, 16 of 256x256."""
 
@@ -223,6 +242,16 @@ class Diffusion(Simple):
             name = "unet" if isinstance(network, library.UNet2DModel) else "transformer"
             network.save_pretrained(folder / name)
             self._denoising.scheduler.save_pretrained(folder / "scheduler")
+            text = _README.format(
+                network=type(network).__name__,
+                solver=self._denoising.solver.__name__,
+                folder=name,
+                steps=self.parts.model.sampling_steps,
+                shape=", ".join(map(str, self.parts.shape)),
+                told=f", class_labels=torch.arange(8) % {self._told}" if self._told else "",
+                channels=self.parts.shape[0],
+            )
+            (folder / "README.md").write_text(text)
 
 
 build = Diffusion

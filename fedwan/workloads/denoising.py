@@ -77,6 +77,11 @@ class Denoising:
                 f"model.min_snr = {min_snr} has no effect on a flow's scheduler; leave it out"
             )
 
+    @property
+    def solver(self) -> Any:
+        """The class of diffusers that makes samples."""
+        return type(self.scheduler) if self.is_flow else require("diffusers", "").DDIMScheduler
+
     def noised(self, x: Tensor, rng: NamedGenerators) -> Noised:
         """Data (batch, …) at random noise levels."""
         device = x.device
@@ -105,8 +110,7 @@ class Denoising:
 
     def sample(self, predict: Callable[[Tensor, Tensor], Tensor], x: Tensor, steps: int) -> Tensor:
         """From noise (num, …) to samples like it; `predict` is told (x, timesteps (num,))."""
-        kind = type(self.scheduler) if self.is_flow else require("diffusers", "").DDIMScheduler
-        solver = kind.from_config(self.scheduler.config)  # it counts its steps
+        solver = self.solver.from_config(self.scheduler.config)  # it counts its steps
         solver.set_timesteps(steps, device=x.device)
         for step in solver.timesteps:
             x = solver.step(predict(x, step.expand(len(x))), step, x).prev_sample

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,9 @@ def test_training_starts_from_the_folders_weights_by_what_its_scheduler_says(
     assert len(set(losses.values())) == 3
 
 
-def test_a_transformer_learns_a_flow_and_is_told_classes(tmp_path: Path) -> None:
+def test_a_transformer_learns_a_flow_and_is_told_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     diffusers.DiTTransformer2DModel(**DIT).save_pretrained(tmp_path / "transformer")
     diffusers.FlowMatchEulerDiscreteScheduler(shift=2.0).save_pretrained(tmp_path / "scheduler")
     run = Run(diffusers_unet, config(tmp_path / "transformer"))
@@ -76,12 +79,27 @@ def test_a_transformer_learns_a_flow_and_is_told_classes(tmp_path: Path) -> None
     assert not all(map(torch.equal, before, weights(run)))
     assert run.workload.sample(4, 0).isfinite().all()
     run.workload.save_pretrained(tmp_path / "out")  # type: ignore[attr-defined]
-    opened = diffusers.DiTTransformer2DModel.from_pretrained(tmp_path / "out" / "transformer")
-    assert opened.config.num_embeds_ada_norm == 10
-    scheduler = diffusers.FlowMatchEulerDiscreteScheduler.from_pretrained(
-        tmp_path / "out" / "scheduler"
-    )
-    assert scheduler.config.shift == 2.0
+    opened = follow_readme(tmp_path / "out", monkeypatch)
+    assert opened["network"].config.num_embeds_ada_norm == 10
+    assert opened["solver"].config.shift == 2.0
+
+
+def test_a_network_that_is_told_classes_is_exported_with_the_lines_that_sample_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(diffusers_unet, config(width=8))
+    run.step()
+    run.workload.save_pretrained(tmp_path / "out")  # type: ignore[attr-defined]
+    follow_readme(tmp_path / "out", monkeypatch)
+
+
+def follow_readme(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What its lines leave, which make eight samples."""
+    monkeypatch.chdir(folder)
+    _, code, _ = re.split("```(?:python)?\n", Path("README.md").read_text())
+    exec(code, found := {})  # noqa: S102
+    assert found["x"].shape == (8, 1, 8, 8) and found["x"].isfinite().all()
+    return found
 
 
 def test_a_pipeline_that_is_exported_makes_the_same_samples(tmp_path: Path) -> None:
