@@ -54,13 +54,15 @@ def delta_like(layout: Layout, device: torch.device, seed: int = 0) -> State:
 
 def measure_codec(codec: Codec, layout: Layout, values: State, seconds: float) -> Row:
     """Passes of encoding and of decoding, for so long each."""
+    device = next(iter(values.values())).device
+    # Of each pass: work that is queued behind the one before is not done.
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
     def median_s(work: Callable[[], object]) -> float:
-        return float(
-            Timer("work()", globals={"work": work}).blocked_autorange(None, seconds).median
-        )
+        given, num_threads = {"work": work, "wait": wait}, torch.get_num_threads()
+        timer = Timer("work(); wait()", globals=given, num_threads=num_threads)
+        return float(timer.blocked_autorange(None, seconds).median)
 
-    device = next(iter(values.values())).device
     num_values = sum(spec.num_values for spec in layout.values())
     # A payload is written with what is owed from the last one, as in every round but the first.
     _, owed = codec.encode(values, {}, layout)

@@ -69,6 +69,7 @@ def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     torch.set_num_threads(2)
     base, held_out = _base(args.folder, args.quick), load_emoji()[1]
     is_new = torch.isin(held_out.y, torch.tensor(NEW))
+    load_classifier("emoji")  # where it is not kept it is trained, which is no time of a case
     started = time.monotonic()
     num = 1 if case.way == "one" else SITES
     words = [

@@ -34,6 +34,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         ends.order("contribution", int(gb * 1e9))
         for share, kind in FAULTS:
             while star.carried()[0][0] * TCP_SHARE < share * gb * 1e9:
+                ends.require_alive()
                 time.sleep(0.1)
             if kind == "silence":
                 star.silence(silence_s)

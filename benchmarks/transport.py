@@ -109,6 +109,9 @@ def cases(args: argparse.Namespace) -> list[Case]:
 # What the coordinator's end takes goes to a file or nowhere, so that neither end holds it.
 
 
+FAILED = "an end of the benchmark failed; its error stands above"
+
+
 @dataclass
 class Ends:
     coordinator: Any
@@ -123,9 +126,13 @@ class Ends:
     def result(self) -> tuple[float, int, float]:
         """Seconds of the transfer, channels that it had, and the site's peak memory, in MB."""
         if not (line := self.site.stdout.readline()):
-            raise FedwanError("an end of the benchmark failed; its error stands above")
+            raise FedwanError(FAILED)
         seconds, channels, rss_mb = json.loads(line)
         return seconds, channels, rss_mb
+
+    def require_alive(self) -> None:
+        if self.site.poll() is not None or self.coordinator.poll() is not None:
+            raise FedwanError(FAILED)
 
 
 @contextmanager
@@ -218,7 +225,8 @@ def _ask_plain(address: tuple[str, int], congestion: str, way: str, num_bytes: i
         if way == "tcp up":
             _send(flow, num_bytes, congestion)
             flow.shutdown(socket.SHUT_WR)
-        _drain(flow)
+        if (got := _drain(flow)) != (num_bytes if way == "tcp down" else 0):
+            raise FedwanError(f"{got} bytes came over {way}, of {num_bytes}")
 
 
 def _send(flow: socket.socket, num_bytes: int, congestion: str) -> None:
@@ -229,11 +237,12 @@ def _send(flow: socket.socket, num_bytes: int, congestion: str) -> None:
         flow.sendall(block[: num_bytes - at])
 
 
-def _drain(flow: socket.socket) -> None:
-    """Until the other end has closed its way."""
-    block = bytearray(1 << 20)
-    while flow.recv_into(block):
-        pass
+def _drain(flow: socket.socket) -> int:
+    """Until the other end has closed its way: how many bytes came."""
+    block, total = bytearray(1 << 20), 0
+    while got := flow.recv_into(block):
+        total += got
+    return total
 
 
 if __name__ == "__main__":

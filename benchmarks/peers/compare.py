@@ -29,7 +29,7 @@ from benchmarks.harness.table import Row, columns_of, grouped, ratio_half_interv
 from benchmarks.peers.part import WORKLOADS, Spec
 from benchmarks.peers.run import CONGESTION, Outcome, run
 from benchmarks.wan import BARE, WanLink
-from fedwan.errors import FedwanError
+from fedwan.errors import FedwanError, UserError
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,19 @@ def spec_of(name: str, args: argparse.Namespace, seed: int, is_bounded: bool) ->
     )
 
 
+def needs_curve(name: str, workload: str) -> bool:
+    """Whether too few steps are run on a wide area to measure quality there."""
+    return workload != "timed" and workload in VARIANTS[name].rounds
+
+
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     """Every system, seed by seed, so that what else a machine does meets them all alike.
 
     A variant is on bare links first, then on the wide area; of the whole trainings by both, the
     curve is kept.
     """
+    if args.workload == "timed" and "ddp-fp16" in args.systems:
+        raise UserError("ddp-fp16 is of digits_flow alone; take ddp, or --workload digits_flow")
     args.steps = args.steps or (QUICK_STEPS if args.quick else STEPS)[args.workload]
     curves: dict[tuple[str, int], Row] = {}
     wan = WanLink(args.rate_mbit, args.rtt_ms, args.loss / 100)
@@ -112,7 +119,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         folder = (args.keep or Path(made)).resolve()
         for seed in seeds_of(args):
             for name, link in itertools.product(args.systems, (BARE, wan)):
-                if args.wan_only and link == BARE and args.workload not in VARIANTS[name].rounds:
+                if args.wan_only and link == BARE and not needs_curve(name, args.workload):
                     continue
                 key = (name, seed)
                 spec = spec_of(name, args, seed, is_bounded=link != BARE)

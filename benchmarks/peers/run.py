@@ -23,6 +23,7 @@ from fedwan.errors import FedwanError
 from fedwan.link import pki
 
 TIMEOUT_S = 7200.0
+LOOK_S = 0.25
 RANKS = {"ddp": "ddp", "torchft": "torchft_diloco"}
 """Systems without a coordinator, and their files."""
 CONGESTION = "cubic"
@@ -97,8 +98,10 @@ def run(spec: Spec, link: WanLink, folder: Path) -> Outcome:
         save_json(folder / "spec.json", dataclasses.asdict(spec))
         outcome = Outcome(spec, star.emulation, [])
 
-        def look() -> None:
-            outcome.looks.append((time.monotonic(), np.array(star.carried())))
+        def look(after_s: float = LOOK_S) -> None:
+            # On bare links a look starts a process for each.
+            if not outcome.looks or time.monotonic() - outcome.looks[-1][0] >= after_s:
+                outcome.looks.append((time.monotonic(), np.array(star.carried())))
 
         # All parties share the cores: more threads would wait for each other.
         processes = [
@@ -108,7 +111,7 @@ def run(spec: Spec, link: WanLink, folder: Path) -> Outcome:
             for process in plan(spec, folder, star)
         ]
         run_processes(processes, folder, TIMEOUT_S, look)
-        look()
+        look(after_s=0)
     outcome.sites += [load_json(folder / f"site{site}.json") for site in range(spec.sites)]
     if (end := folder / "coordinator.json").exists():
         outcome.sites[0] |= load_json(end)
