@@ -76,7 +76,10 @@ class SiteHook:
         """A step is complete, and no contribution has left yet."""
 
     def before_send(self, fragment: Fragment) -> None:
-        """A fragment's Δ was taken and is about to leave; local weights may be changed."""
+        """With overlap: a fragment's Δ was taken and is about to leave.
+
+        Local weights may be changed, which steps go on from meanwhile.
+        """
 
     def on_update(self, fragment: Fragment, payload: Source, codec: Codec) -> None:
         """The global weights were moved by this update; may be called in another thread."""
