@@ -104,7 +104,7 @@ def _plain_line(board: Board) -> str:
         ]
         if total.utilisation is not None:
             parts.append(f"utilisation {percent_text(total.utilisation)}")
-    if board.quality:
+    if board.quality and board.quality.figures:  # a script may give samples alone
         parts.append(_quality(board))
     return ", ".join(parts)
 
@@ -129,7 +129,7 @@ def render_board(board: Board, elapsed_s: float) -> RenderableType:
         Text(board.phase, style="green" if board.phase in ("training", "done") else "yellow"),
     )
     lines: list[RenderableType] = [title, progress]
-    if board.quality:
+    if board.quality and board.quality.figures:
         lines.append(Text(_quality(board)))
     if board.waiting:
         lines.append(Text(board.waiting, style="yellow"))

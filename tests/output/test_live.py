@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedwan.output import live
 from fedwan.output.board import Board
-from fedwan.output.live import Follower, render_board, watch
+from fedwan.output.live import Follower, _plain_line, render_board, watch
 from fedwan.output.outputs import Outputs
 from fedwan.output.records import Recorder
 from tests.output.runs import event, make_config, quality_row, record_of, round_row, write_run
@@ -31,6 +31,13 @@ def test_the_table_has_a_row_per_site_and_a_column_per_loss(board: Board) -> Non
     quality = "untrained: Fréchet distance 80, 200.0 times the floor 0.4"
     for part in (*parts, "80 %", quality):
         assert part in text
+
+
+def test_a_script_that_measures_nothing_is_not_told_so_in_every_line(board: Board) -> None:
+    board.take(record_of({"kind": "quality", "version": 0, "step": 0}, 0.0))
+    console = Console(width=110, file=io.StringIO(), record=True)
+    console.print(render_board(board, 75.0))
+    assert "evaluate" not in _plain_line(board) + console.export_text()
 
 
 def test_a_site_that_a_run_goes_on_without_is_not_waited_for(board: Board) -> None:
