@@ -45,7 +45,7 @@ STEPS = 1000
 SITES = {4: 1, 10: 2}
 """And how many of them lie."""
 STRATEGIES = ("diloco", "local_sgd", "streaming_diloco")
-MERGES = ("mean", "trimmed_mean", "median", "centered_clip", "krum")
+MERGES = ("mean", "trimmed_mean", "median", "centered_clip", "krum", "closest")
 DEVIATIONS = 1.5
 PATIENCE_S = 300.0
 

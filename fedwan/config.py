@@ -216,7 +216,9 @@ class RoundConfig:
     least_steps: int = 0
     """Lets slow sites take fewer steps than H between uploads, but no fewer than this; a run ends
     when all sites together have taken `sites` x `steps`. 0 takes the strategy's own, H for most."""
-    merge: str = one_of("mean", "trimmed_mean", "median", "centered_clip", "krum", counted=True)
+    merge: str = one_of(
+        *("mean", "trimmed_mean", "median", "centered_clip", "krum", "closest"), counted=True
+    )
     """How contributions become one: their `mean`, or a rule that bears one site that lies, or F of
     them, as in `krum:2`. It needs more than 2 F contributions, `krum` 2 F + 3."""
     gate: float = 50.0

@@ -36,7 +36,7 @@ from fedwan.codecs.base import span_values, spans
 from fedwan.doctor.sampling import Sample, Sampler
 from fedwan.state import Layout, Role, State, network_of
 
-Rule = Literal["trimmed_mean", "median", "centered_clip", "krum"]
+Rule = Literal["trimmed_mean", "median", "centered_clip", "krum", "closest"]
 
 Tensors = Iterable[tuple[str, Coded]]
 
@@ -66,8 +66,8 @@ class RobustMerger:
         Parameters, means and variances are fp32; counters keep their dtype.
         """
         assert self._contributions, "nothing was merged"
-        if self._rule == "krum":
-            merged = self._krum()
+        if self._rule in ("krum", "closest"):
+            merged = self._nearest()
         elif self._rule == "centered_clip":
             merged = self._centered_clip()
         else:
@@ -123,7 +123,7 @@ class RobustMerger:
                     each.add_to(merged[name], part)
         return merged
 
-    def _krum(self) -> State:
+    def _nearest(self) -> State:
         """In two passes: distances of all pairs, then the mean of those that are chosen."""
         merged: State = {}
         total: defaultdict[str, Any] = defaultdict(float)
@@ -132,7 +132,8 @@ class RobustMerger:
                 total[network_of(name)] += squares([each.tensor() for each in coded])
             else:
                 merged[name] = value
-        chosen = {network: krum_choice(square, self._bad) for network, square in total.items()}
+        choose = krum_choice if self._rule == "krum" else closest_choice
+        chosen = {network: choose(square, self._bad) for network, square in total.items()}
         for name, coded in self._side_by_side():
             if self._layout[name].role is Role.PARAMETER:
                 first, *others = (coded[i] for i in chosen[network_of(name)])
@@ -239,5 +240,20 @@ def krum_choice(squares: Tensor, bad: int) -> list[int]:
     if num < 3:
         return list(range(num))
     count = num - 2 - max(0, min(bad, (num - 3) // 2))
-    scores = squares.sort(1).values[:, 1 : count + 1].sum(1).tolist()
-    return sorted(sorted(range(num), key=scores.__getitem__)[:count])
+    return _lowest(squares, count, count)
+
+
+def closest_choice(squares: Tensor, bad: int) -> list[int]:
+    """Places of the n - bad contributions that are closest to their n - bad - 1 nearest others.
+
+    >>> closest_choice(torch.tensor([[0.0, 1.0, 9.0], [1.0, 0.0, 8.0], [9.0, 8.0, 0.0]]), 1)
+    [0, 1]
+    """
+    kept = len(squares) - trim_of(len(squares), bad)
+    return _lowest(squares, kept - 1, kept)
+
+
+def _lowest(squares: Tensor, near: int, kept: int) -> list[int]:
+    """Places of the lowest sums of the squared distances to the `near` nearest others."""
+    scores = squares.sort(1).values[:, 1 : near + 1].sum(1).tolist()
+    return sorted(sorted(range(len(scores)), key=scores.__getitem__)[:kept])

@@ -34,7 +34,7 @@ LAYOUT: Layout = {
     "g/first": spec((2, 3)),
     "g/weight": spec((4, 3)),
 }
-RULES: list[Rule] = ["trimmed_mean", "median", "centered_clip", "krum"]
+RULES: list[Rule] = ["trimmed_mean", "median", "centered_clip", "krum", "closest"]
 every_rule = pytest.mark.parametrize("rule", RULES)
 HUGE = 1e17
 
@@ -81,6 +81,10 @@ FLOWER: list[tuple[Rule, int, int, Callable[[Any], Any]]] = [
     *(
         ("krum", n, b, partial(flower.aggregate_krum, num_malicious=b, to_keep=n - b - 2))
         for n, b in ((5, 1), (7, 2), (10, 3))
+    ),
+    *(
+        ("closest", n, b, partial(flower.aggregate_krum, num_malicious=b - 1, to_keep=n - b))
+        for n, b in ((3, 1), (4, 1), (10, 2))
     ),
 ]
 
