@@ -248,8 +248,8 @@ def summarise(rows: list[Row]) -> Iterator[str]:
         for (system, link), group in grouped(rows, "system link").items()
         if link == "wan" and all(row["time_to_fd_s"] for row in group)
     }
-    *others, last = times or [""]
-    for other in others:
+    last = rows[-1]["system"]  # nothing is said beside one that has not come so far
+    for other in [name for name in times if name != last and last in times]:
         ratio = fmean(times[other]) / fmean(times[last])
         half = ratio_half_interval(times[other], times[last])
         yield f"{last} is sooner than {other} by {ratio:.2f} ± {half:.2f}"
