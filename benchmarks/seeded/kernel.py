@@ -1,10 +1,10 @@
 """Threads that take turns: one runs at a time, a seed chooses which, and time is virtual.
 
-The engine keeps its threads, locks, queues and sleeps. Here they are tasks of a `Kernel`: each has
-a thread of its own that runs only while it holds the turn. It gives it up where it would block, and
-now and then where it takes a lock. When no task can run, the clock moves on to the next timer; when
-there is none either, all are waiting for ever: a `Standstill`. Tasks belong to processes, which can
-be killed, or stopped for a while, at any such moment.
+The engine keeps its threads, locks, queues and sleeps. Here they are tasks of a `Kernel`: each is
+a greenlet of one thread. It gives up its turn where it would block, and now and then where it takes
+a lock. When no task can run, the clock moves on to the next timer; when there is none either, all
+are waiting for ever: a `Standstill`. Tasks belong to processes, which can be killed, or stopped for
+a while, at any such moment.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import itertools
 import random
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from greenlet import getcurrent, greenlet
 
 PREEMPTION = 0.1
 """Share of the locks at which another task may run first."""
 MAX_PAUSES = 20_000
 """Locks taken while no time passes, after which a task is taken to wait in a busy loop."""
-_threads = ThreadPoolExecutor(10_000, "task")
-"""A thread of the machine is dear to begin, and used again for task after task."""
 
 
 class Killed(BaseException):
@@ -44,8 +44,7 @@ class Task:
     def __init__(self, process: Process, name: str) -> None:
         self.process = process
         self.name = name
-        self.turn = threading.Lock()
-        self.turn.acquire()
+        self.turn: greenlet
         self.joining: list[Task] = []
         """Those that wait for its end."""
         self.wait_id = 0
@@ -69,7 +68,9 @@ class Kernel:
         self.limit_s = limit_s
         self.failures: list[BaseException] = []
         """What ended a task of a living process and nobody caught."""
+        self.thread = threading.get_ident()
         self.current = self._main = Task(Process("kernel"), "kernel")
+        self._main.turn = getcurrent()
         self._ready: list[Task] = []
         self._timers: list[tuple[float, int, Task, int]] = []
         self._order = itertools.count()
@@ -87,7 +88,7 @@ class Kernel:
         process.tasks[task] = self._tasks[task] = None
 
         def run() -> None:
-            task.turn.acquire()
+            torch.set_grad_enabled(True)  # a thread's own, and tasks have none
             try:
                 if not process.is_dead:
                     body()
@@ -97,9 +98,8 @@ class Kernel:
             del process.tasks[task], self._tasks[task]
             for other in task.joining:
                 self.wake(other)
-            self._pass_on(self._next())
 
-        _threads.submit(run)
+        task.turn = greenlet(run, self._main.turn)
         if delay_s > 0.0:
             self._set_timer(task, self.now + delay_s)
         else:
@@ -124,8 +124,10 @@ class Kernel:
             raise Standstill(f"at {self.now:.0f} s these wait for ever: {waiting}")
 
     def _go_on(self) -> None:
-        self._pass_on(self._next())
-        self._main.turn.acquire()
+        while (following := self._next()) is not None:
+            self.current = following
+            following.turn.switch()
+        self.current = self._main
 
     def kill(self, process: Process) -> None:
         """End a process: its tasks get no further than where they are."""
@@ -155,10 +157,9 @@ class Kernel:
         task.is_waiting, task.is_woken = True, False
         if timeout is not None:
             self._set_timer(task, self.now + max(1e-6, timeout))  # time must pass
-        following = self._next()
-        if following is not task:
-            self._pass_on(following)
-            task.turn.acquire()
+        has_gradients = torch.is_grad_enabled()
+        self._main.turn.switch()
+        torch.set_grad_enabled(has_gradients)
         return self.check().is_woken
 
     def wake(self, task: Task) -> None:
@@ -183,11 +184,6 @@ class Kernel:
 
     def _set_timer(self, task: Task, at: float) -> None:
         heapq.heappush(self._timers, (at, next(self._order), task, task.wait_id))
-
-    def _pass_on(self, following: Task | None) -> None:
-        """Another task goes on; `run` if there is none."""
-        self.current = following or self._main
-        self.current.turn.release()
 
     def _next(self) -> Task | None:
         while True:

@@ -97,6 +97,7 @@ def draw(seed: int) -> str:
     return f"{DRAWN}: {words}"
 
 
+@cache
 def find(scenario: str) -> Scenario:
     """By its name, or of the words that were drawn."""
     if scenario in SCENARIOS:

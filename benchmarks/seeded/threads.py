@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from benchmarks.seeded.kernel import Kernel, Killed, Task
 
@@ -64,6 +65,22 @@ class Lock:
         self.release()
 
 
+class Local:
+    """As `threading.local`."""
+
+    def __init__(self) -> None:
+        vars(self)["_of"] = WeakKeyDictionary()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._of[_kernel.current][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._of.setdefault(_kernel.current, {})[name] = value
+
+
 def _again(module: Any, *names: str, **replaced: Any) -> SimpleNamespace:
     """Classes of a module once more, in whose code these names have another meaning."""
     space = {**vars(module), **replaced}
@@ -93,7 +110,7 @@ THREADING = _again(
     RLock=lambda: THREADING._RLock(),
     _time=TIME.monotonic,
     get_ident=lambda: id(_kernel.check()),
-    local=threading.local,
+    local=Local,
     get_native_id=threading.get_native_id,
 )
 SimpleQueue = _again(queue, "_PySimpleQueue", threading=THREADING)._PySimpleQueue
@@ -148,7 +165,7 @@ def wait(futures: Sequence[Any], timeout: float | None = None) -> Any:
 
 def _sleep(seconds: float) -> None:
     """Threads of real links that are still there from before are none of the simulation's."""
-    if threading.current_thread().name.startswith("task"):
+    if threading.get_ident() == _kernel.thread:
         _kernel.park(seconds)
     else:
         time.sleep(seconds)
