@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -157,6 +159,24 @@ def test_a_checkpoint_of_other_weights_is_found_with_its_versions_line(run: Path
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(FedwanError, match="cannot be read"):
         verify(run)
+
+
+def test_what_could_not_be_written_is_not_in_the_journal_later(tmp_path: Path) -> None:
+    written = Journal(tmp_path / JOURNAL, is_new=True)
+    written.append(event_row("join", "s1"))
+    size = (tmp_path / JOURNAL).stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    was = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
+        with pytest.raises(OSError):  # some of the line had room
+            written.append(event_row("ejected", "s2"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, was)
+    written.append(event_row("leave", "s1"))
+    written.close()
+    assert kinds(tmp_path) == ["join", "leave"]
 
 
 def test_no_event_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
