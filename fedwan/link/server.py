@@ -39,6 +39,7 @@ from fedwan.link.rpc import (
     Method,
     Watched,
     code_of,
+    messages,
     num_channels,
     threads_per_site,
     watch,
@@ -111,6 +112,7 @@ class DataPlane:
             ("grpc.so_reuseport", 0),  # a port in use is an error, not one shared with a stranger
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+            ("grpc.max_concurrent_streams", self._most_calls),  # of one connection
             ("grpc.max_allowed_incoming_connections", num_threads + SILENT_CONNECTIONS),
             *window_options(num_sites, channels),
         ]
@@ -153,8 +155,8 @@ class DataPlane:
 
         def arguments(requests: Iterator[Any], context: Any) -> tuple[str, Any, Any]:
             check, site = partial(_refuse_garbage, context), self._site(context)
-            if takes == "stream":
-                return site, map(check, requests), context
+            if takes == "stream":  # of Control, heartbeats come all the time
+                return site, map(check, messages(_peer(context), context, requests)), context
             with _watched(context):
                 return site, check(next(requests, False)), context
 
@@ -326,9 +328,14 @@ _certificate = lru_cache(maxsize=4096)(x509.load_pem_x509_certificate)
 
 @contextmanager
 def _watched(context: Any) -> Iterator[Watched]:
-    with watch(unquote(context.peer()).partition(":")[2]) as watched:
+    with watch(_peer(context)) as watched:
         watched.call = context
         yield watched
+
+
+def _peer(context: Any) -> str:
+    """Its `host:port`."""
+    return unquote(context.peer()).partition(":")[2]
 
 
 @contextmanager
