@@ -296,10 +296,23 @@ def test_calls_whose_message_never_comes_are_a_site_s_own_and_are_ended(
             assert one.code() is grpc.StatusCode.CANCELLED
 
 
+@pytest.mark.parametrize(
+    ("most", "says"),
+    [
+        ({"SILENT_CONNECTIONS": 0}, "42 connections to the data plane stand, and no more are"),
+        ({"getrlimit": lambda _: (160, 160)}, "more than 42 connections to the data plane stand"),
+    ],
+)
 def test_of_ever_more_connections_that_say_nothing_a_number_is_kept_and_a_site_goes_on(
-    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    identities: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    most: dict[str, Any],
+    says: str,
 ) -> None:
-    monkeypatch.setattr(server, "SILENT_CONNECTIONS", 0)
+    """However many files the system grants; and the journal has it."""
+    for name, value in {"PEERS_S": 0.01, **most}.items():
+        monkeypatch.setattr(server, name, value)
     bench = Bench(tmp_path)
     with ExitStack() as stack:
         plane = stack.enter_context(serving(bench.hub, identities))
@@ -315,3 +328,19 @@ def test_of_ever_more_connections_that_say_nothing_a_number_is_kept_and_a_site_g
 
         eventually(are_closed)
         assert not honest.Join(bench.hello("s2"), timeout=5).refusal
+        eventually(lambda: [text for event, _, text in bench.events if says in text])
+        assert not any(site for event, site, _ in bench.events if event == "rejected")
+
+
+def test_calls_that_wait_for_the_data_plane_are_told(
+    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "PEERS_S", 0.01)
+    monkeypatch.setattr(server, "WAITING_CALLS", 3)
+    bench, release = Bench(tmp_path), threading.Event()
+    with serving(bench.hub, identities) as plane:
+        for _ in range(plane._pool._max_workers + 3):
+            plane._pool.submit(release.wait)
+        text = "3 calls wait for the data plane, and no more are taken"
+        eventually(lambda: ("rejected", None, text) in bench.events)
+        release.set()
