@@ -208,7 +208,7 @@ def test_refused_joins_and_ever_new_sessions_leave_few_lines(
     def write(event: str, site: str | None, text: str, **details: Any) -> None:
         recorder.write({"kind": "event", "event": event, "site": site, "text": text, **details})
 
-    bench.hub.event = write
+    bench.hub.changed._write = write
     with serving(bench.hub, identities) as plane, stub_of(plane.port, identities / "s1") as stub:
         for number in range(300):
             hello = bench.hello("s1", f"s{number}")
