@@ -4,8 +4,9 @@ Tensors of pix2pix at a sixteenth of its width, steps of 0.05 s that sleep, as w
 quorum 2, in real processes over the data plane. The third site (`harness/hostile_site.py`) is a
 member: it joins, sends heartbeats, and contributes NaN alone, so that the other two make every
 round. Then the same run again, in which it also sends well-formed messages with hostile content to
-every call, from four threads, as fast as they are answered, until the run is over; or keeps control
-streams or connections open that say nothing.
+every call, from four threads, as fast as they are answered, until the run is over; or so many
+reports, of a run that measures quality; or keeps control streams, connections that say nothing, or
+ones with a certificate that begin the headers of a call and do not end them.
 
 `same`: the weights are those of the undisturbed run, bit for bit. `named`: the journal names the
 hostile site in refusals, and no other. `strange`: answers UNKNOWN, which are exceptions that nobody
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -27,20 +28,26 @@ from benchmarks.harness.table import Row
 
 HOSTILE = "s3"
 H = 20
-TIMED = ("workload=timed", "model.width=4", "model.step_s=0.05")
+TIMED = ("workload=timed", "model.width=4", "model.step_s=0.05", "eval.every=0")
+MEASURED = ("workload=flow", "eval.every=100")
 
 
 class Case(NamedTuple):
-    name: str
-    messages: int
+    name: str = ""
+    messages: int = 0
     streams: int = 0
     connections: int = 0
+    halves: int = 0
+    reports: int = 0
+    workload: Sequence[str] = TIMED
 
 
 CASES = (
     Case("messages", 10**9),
-    Case("1,000 streams", 0, streams=1000),
-    Case("10,000 silent connections", 0, connections=10_000),
+    Case("1,000 streams", streams=1000),
+    Case("10,000 silent connections", connections=10_000),
+    Case("1,000 half headers", halves=1000),
+    Case("10,000 reports", reports=10_000, workload=MEASURED),
 )
 
 
@@ -54,7 +61,7 @@ def cases(args: argparse.Namespace) -> Mapping[str, Case]:
 
 def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     steps = args.steps // (10 if args.quick else 1)
-    before = _run(Case("", 0), steps, seed)
+    before = _run(Case(workload=case.workload), steps, seed)
     now = _run(case, steps, seed)
     found = now.parties[HOSTILE]
     refusals = [row for row in now.journal if row["event"] == "rejected"]
@@ -76,9 +83,9 @@ def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
 
 @cache
 def _run(case: Case, steps: int, seed: int) -> FleetRun:
-    words = [f"steps={steps}", f"h={H}", f"seed={seed}", "sites=3", *TIMED]
-    words += ["round.quorum=2", "round.patience_s=20", "eval.every=0"]
-    told = case.messages, case.streams, case.connections
+    words = [f"steps={steps}", f"h={H}", f"seed={seed}", "sites=3", *case.workload]
+    words += ["round.quorum=2", "round.patience_s=20"]
+    told = case.messages, case.streams, case.connections, case.halves, case.reports
     return run_fleet(words, others={HOSTILE: ("harness.hostile_site", *told)}, threads=1)
 
 

@@ -1,13 +1,15 @@
 """A site that belongs to a run and lies, for `hostile.py`: well-formed messages, hostile content.
 
-    python -m benchmarks.harness.hostile_site FOLDER NAME MESSAGES STREAMS CONNECTIONS
+    python -m benchmarks.harness.hostile_site FOLDER NAME \
+        MESSAGES STREAMS CONNECTIONS HALVES REPORTS
 
 It joins as an honest site would, keeps its session, and contributes nothing but NaN. Each of its
 threads then takes an honest message of a random call and changes one to three fields of it, each by
 what its type makes worst: numbers at the ends of their range, NaN, control characters, texts
 without end, JSON that is deep, long, or of another shape, tensors whose header lies. Payloads are
 framed and checksummed as they should be, and hold at least one value that is not finite. Beside
-that it keeps so many Control streams, and so many connections that say nothing.
+that it keeps so many Control streams, so many connections that say nothing, and so many that begin
+the headers of a call and do not end them; and it sends so many reports alone.
 
 `FOLDER/NAME.json` has how many messages were sent, by call, and how they were answered, by status.
 UNKNOWN is what gRPC answers for an exception that nobody foresaw.
@@ -19,12 +21,13 @@ import json
 import os
 import random
 import socket
+import ssl
 import sys
 import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -48,6 +51,8 @@ from fedwan.link.tls import Identity
 from fedwan.protocol.rounds import HOPELESS_ROUNDS
 
 CALLS = ("Control", "Download", "Join", "Leave", "Report", "Unmask", "Upload")
+HALF = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0\0\0\x40\1\4\0\0\0\1\x83"
+"""Of HTTP/2 (RFC 9113): preface, empty settings, and headers of 64 bytes of which one comes."""
 THREADS = 4
 TIMEOUT_S = 30.0
 INTEGERS = (0, 1, 2, 7, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**62, 2**63, 2**64 - 1)
@@ -202,11 +207,11 @@ class HostileSite:
             return self._request(kind=rng.randint(0, 4), version=version)
         return wire.SiteSignal(session=self._hello.session)
 
-    def attack(self, messages: int, seed: int) -> None:
+    def attack(self, messages: int, calls: Sequence[str], seed: int) -> None:
         """Send so many, less those that found no connection."""
         rng, stub = random.Random(f"hostile {seed}"), self._stub()
         for _ in range(messages):
-            name = rng.choice(CALLS)
+            name = rng.choice(calls)
             try:
                 if name == "Upload":
                     stub.Upload(self._parts(rng), timeout=TIMEOUT_S)
@@ -246,35 +251,51 @@ class HostileSite:
             told = checksum ^ (rng.random() < 0.2)
             yield Part(None, Chunk(offset, told, bytes(chunk), rng.choice((0, 0, 0, 2**40))))
 
-    def keep_open(self, streams: int, connections: int) -> None:
-        """Control streams of strangers' sessions, and connections that say nothing; for ever."""
+    def keep_streams(self, number: int) -> None:
+        """Control streams of strangers' sessions, for ever."""
         stub, never = self._stub(), threading.Event()
-        kept: list[Any] = [stub.Control(never.wait() for _ in range(1)) for _ in range(streams)]
+        _kept = [stub.Control(never.wait() for _ in range(1)) for _ in range(number)]
+        never.wait()
+
+    def keep_connections(self, number: int, is_half: bool) -> None:
+        """So many, for ever: that say nothing, or that have begun a call."""
+        tls = self._identity.ssl_context(server=False)
+        tls.set_alpn_protocols(["h2"])
         host, _, port = self._address.rpartition(":")
+        kept: list[socket.socket] = []
         while True:
-            while len(kept) < streams + connections:
+            while len(kept) < number:
                 with suppress(OSError):
-                    kept.append(socket.create_connection((host, int(port)), timeout=5.0))
-                    kept[-1].setblocking(False)
+                    made = socket.create_connection((host, int(port)), timeout=5.0)
+                    if is_half:
+                        made = tls.wrap_socket(made, server_hostname=host)
+                        made.sendall(HALF)
+                    made.setblocking(False)
+                    kept.append(made)
             time.sleep(5.0)
-            kept[streams:] = filter(_is_open, kept[streams:])
+            kept = list(filter(_is_open, kept))
 
 
 def _is_open(connection: socket.socket) -> bool:
     try:
-        return connection.recv(1) != b""
+        while connection.recv(1 << 16):
+            pass
     except OSError as error:
-        return isinstance(error, BlockingIOError)
+        return isinstance(error, BlockingIOError | ssl.SSLWantReadError)
+    return False
 
 
 if __name__ == "__main__":
     folder, name, given = Path(sys.argv[1]), sys.argv[2], map(int, sys.argv[3:])
-    messages, streams, connections = given
+    messages, streams, connections, halves, reports = given
     os.chdir(folder / "app")
     site = HostileSite(folder, name)
     site.save()
-    work: list[Callable[[], None]] = [site.belong, lambda: site.keep_open(streams, connections)]
-    work += [partial(site.attack, messages // THREADS, seed) for seed in range(THREADS)]
+    work: list[Callable[[], None]] = [site.belong, partial(site.keep_streams, streams)]
+    work += [partial(site.keep_connections, connections, False)]
+    work += [partial(site.keep_connections, halves, True)]
+    for number, calls in ((messages, CALLS), (reports, ("Report",))):
+        work += [partial(site.attack, number // THREADS, calls, seed) for seed in range(THREADS)]
     for target in work:
         threading.Thread(target=target, daemon=True).start()
     threading.Event().wait()

@@ -1,6 +1,7 @@
 """What the calls of sites and the round loop share: the state machines, under one lock.
 
-It is never held while bytes are checked, merged or sent, nor while files are made or closed.
+It is never held while bytes are checked, merged or sent, nor while files are made, written or
+closed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 from fedwan.codecs import Payload
@@ -18,6 +18,7 @@ from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.mask_keys import Masking
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.snapshots import Snapshots
+from fedwan.coordinator.telling import Event, TellingLock
 from fedwan.errors import SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.agreement import Agreement
@@ -38,9 +39,6 @@ LONGEST_FAILURE = 1000
 CoordinatorRounds = Rounds[Contribution, Payload]
 """The machine with what the coordinator puts in."""
 
-Event = Callable[..., None]
-"""(event, site or None, text), and details by name."""
-
 
 class Federation:
     """What the round loop and the operator do; `Servicer` adds what sites can ask."""
@@ -53,7 +51,8 @@ class Federation:
         on_event: Event,
         chunk_bytes: int,
     ) -> None:
-        self.changed = threading.Condition()
+        self.changed = TellingLock(on_event)
+        self.event = self.changed.tell
         self.registry = registry
         self.agreement = agreement
         self.evaluation = Evaluation(asks_all=False)
@@ -79,7 +78,6 @@ class Federation:
         self._intake: Intake | None = None
         self._chunk_bytes = chunk_bytes
         self._is_complete = False
-        self.event = on_event
         self._refusals: dict[str, Refusals] = defaultdict(Refusals)
         self._joins: dict[str, Allowance] = defaultdict(Allowance)
         """Of new sessions, each of which is in the journal."""

@@ -8,8 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedwan.coordinator.federation import LONGEST_FAILURE
 from fedwan.errors import UserError
 from fedwan.output.board import ABSENT, clock_text, waiting_text
+from fedwan.protocol.limits import shown
 from fedwan.protocol.registry import DECIDED, Verb
 
 if TYPE_CHECKING:
@@ -25,13 +27,18 @@ _TEXTS: dict[Verb, str] = {
 def answer(run: CoordinatedRun, request: Mapping[str, Any]) -> dict[str, Any]:
     """Of `{"ask": "status"}`, or `{"ask": "drain", "site": "s1"}`; may be a `UserError`.
 
-    `{"ask": "ending", "text": …}` is of who started the run, and is about to end it.
+    `{"ask": "ending", "text": …}` is of who started the run, and is about to end it;
+    `{"ask": "refused", "site": "s1", "text": …}` of the front door, which is another process.
     """
     ask, site = request.get("ask"), str(request.get("site"))[:80]
     if ask == "status":
         return _status(run)
     if ask == "ending":
         run.cause = str(request.get("text"))
+        return {}
+    if ask == "refused":
+        text = shown(str(request.get("text")), LONGEST_FAILURE)
+        run.event("rejected", site or None, text)
         return {}
     if not isinstance(ask, str) or ask not in DECIDED:
         raise UserError(f"ask = {str(ask)[:80]!r}; it is status, {', '.join(DECIDED)}")

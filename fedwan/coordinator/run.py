@@ -80,7 +80,7 @@ class CoordinatedRun:
         self._sources = None if strategy else sources(config)
         has_steps = config.steps > 0
         agreement = Agreement(self._names, needed, sources=self._sources, has_steps=has_steps)
-        self.hub = Servicer(run_id, self._registry, agreement, self.event, CHUNK_BYTES)
+        self.hub = Servicer(run_id, self._registry, agreement, self._write, CHUNK_BYTES)
         self.hub.masking = Masking(run_id, self._names, quorum) if is_masked else None
         self._registry.least = quorum if is_masked else 1
         self.hub.evaluation = Evaluation(has_own_data(config.data))
@@ -402,7 +402,10 @@ class CoordinatedRun:
                     hub.masking.note_durable(hub.durable_version)
 
     def event(self, event: str, site: str | None, text: str, **details: Any) -> None:
-        """Record an event."""
+        """Record an event, after those that were told before."""
+        self.hub.event(event, site, text, **details)
+
+    def _write(self, event: str, site: str | None, text: str, **details: Any) -> None:
         self._record({"kind": "event", "event": event, "site": site, "text": text, **details})
 
 

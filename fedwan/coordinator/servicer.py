@@ -309,8 +309,9 @@ class Servicer(Federation):
         Unless the site is there: then it was somebody with an identity of its that holds no more.
         """
         with self.changed:
-            self.shut_out[site] = text
-            if self._rounds is not None and site not in self.live():
+            if site:
+                self.shut_out[site] = text
+            if site and self._rounds is not None and site not in self.live():
                 self._rounds.setbacks[site] += 1
                 self.changed.notify_all()
         self._refuse(site, text)

@@ -95,8 +95,9 @@ def coordinating(
         from fedwan.coordinator.model import go_back  # needs torch
 
         go_back(out / "checkpoint", from_version)
+    address, tell = host_and_port(config.link.door), partial(_tell_of_refusal, out)
     with (
-        closing(FrontDoor(identity, *host_and_port(config.link.door), config.num_sites)) as door,
+        closing(FrontDoor(identity, *address, config.num_sites, tell)) as door,
         private_port.listen() as listener,
     ):
         start = Start.begin(config, identity, resume=resume)
@@ -154,6 +155,12 @@ def _run_to_the_end(
         with suppress(FedwanError):  # it may have ended already, or not have begun
             ask(out, {"ask": "ending", "text": str(error)}, _TELL_S)
         raise
+
+
+def _tell_of_refusal(out: Path, site: str, text: str) -> None:
+    """For the journal, if the ServerApp is there that writes it."""
+    with suppress(FedwanError):
+        ask(out, {"ask": "refused", "site": site, "text": f"front door: {text}"}, _TELL_S)
 
 
 def _is_over(out: Path, superlink: Service) -> bool:

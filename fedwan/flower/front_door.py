@@ -9,13 +9,16 @@ those that did not say goodbye as connected, for up to an hour.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
 from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -36,6 +39,7 @@ _ANOTHER_NODE_AFTER_S = 30.0
 
 KEY = "flwr-public-key"
 """Header with the key of the SuperNode that calls; SuperLink checks that it has signed."""
+_SUPERLINK = "SuperLink"
 _REGISTER = "/v1/fleet/register-node"
 _GOODBYES = ("/v1/fleet/deactivate-node", "/v1/fleet/unregister-node")
 
@@ -43,9 +47,10 @@ _GOODBYES = ("/v1/fleet/deactivate-node", "/v1/fleet/unregister-node")
 class _Listener(socket.socket):
     """One that closes at once what comes while a number of connections are open."""
 
-    def __init__(self, bound: socket.socket, most: int) -> None:
+    def __init__(self, bound: socket.socket, most: int, on_full: Callable[[str], object]) -> None:
         super().__init__(bound.family, bound.type, bound.proto, fileno=bound.detach())
         self._most = most
+        self._on_full = on_full
         self._open: list[socket.socket] = []
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -54,6 +59,7 @@ class _Listener(socket.socket):
             self._open = [one for one in self._open if one.fileno() >= 0]
         if len(self._open) >= self._most:
             connection.close()
+            self._on_full(f"{self._most} connections to it stand, and no more are taken")
             raise ConnectionAbortedError("too many connections are open")
         self._open.append(connection)
         return connection, address
@@ -69,14 +75,20 @@ class _Protocol(H11Protocol):
         if tls := transport.get_extra_info("ssl_object"):
             self.app_state = {**self.app_state, "peer": tls.getpeercert(binary_form=True)}
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(_HEADERS_S, transport.abort)
+        self._deadline = self.loop.call_later(_HEADERS_S, self._cut_off)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._deadline.cancel()
         elif self._deadline.cancelled():
-            self._deadline = self.loop.call_later(_HEADERS_S, self.transport.abort)
+            self._deadline = self.loop.call_later(_HEADERS_S, self._cut_off)
+
+    def _cut_off(self) -> None:
+        if not self.transport.is_closing():
+            door: Any = self.config.app
+            door.__self__.tell_late(self.app_state.get("peer"))
+            self.transport.abort()
 
 
 class Nodes:
@@ -110,11 +122,19 @@ class FrontDoor(Relay):
     """The one port of Flower's that sites reach; serves between `start(superlink)` and `close`.
 
     `crl.pem` in the coordinator's identity folder shuts out revoked sites. Port 0 takes a free one.
+    `on_refusal` is given what is told of a site, in a thread: its name, or nothing, and a line.
     """
 
     _protocol = _Protocol
 
-    def __init__(self, identity: Path, host: str, port: int, num_sites: int = 1) -> None:
+    def __init__(
+        self,
+        identity: Path,
+        host: str,
+        port: int,
+        num_sites: int = 1,
+        on_refusal: Callable[[str, str], object] = lambda site, text: None,
+    ) -> None:
         credentials = Identity.load(identity, role="coordinator")
         # Who is revoked is told so in words, below: asyncio ends a failed handshake without the
         # alert, and the site could not tell that from a broken line.
@@ -123,7 +143,20 @@ class FrontDoor(Relay):
         self._calls: Counter[str] = Counter()
         bound = listen(host, port, "the front door", "link.door")
         most = num_sites * _CONNECTIONS_PER_SITE + _SILENT_CONNECTIONS
-        super().__init__(_Listener(bound, most), credentials, serves=True)
+        listener = _Listener(bound, most, partial(self._tell, ""))
+        self._on_refusal = on_refusal
+        super().__init__(listener, credentials, serves=True)
+
+    def tell_late(self, peer: bytes | None) -> None:
+        """Of who has not sent a request's headers in time."""
+        name = common_name(x509.load_der_x509_certificate(peer)) if peer else ""
+        self._tell(name, f"the headers of a request of {name} took over {_HEADERS_S:g} s")
+
+    def _tell(self, name: str, text: str) -> str:
+        told = super()._tell(name, text)
+        if told and name != _SUPERLINK:
+            asyncio.get_running_loop().run_in_executor(None, self._on_refusal, name, told)
+        return told
 
     async def _handle(self, scope: Any, receive: Any, send: Any) -> None:
         certificate = peer_of(Request(scope))
@@ -152,4 +185,4 @@ class FrontDoor(Relay):
 
     def _trouble(self, path: str, error: Exception | None, *, is_lost: bool = False) -> None:
         cause = text_of(error) or "it has an error of its own, see its log"
-        self._tell("SuperLink", f"SuperLink did not answer {path}: {cause}")
+        self._tell(_SUPERLINK, f"SuperLink did not answer {path}: {cause}")

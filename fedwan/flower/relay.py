@@ -165,10 +165,11 @@ class Relay(ABC):
     async def _handle(self, scope: Any, receive: Any, send: Any) -> None:
         await (await self._answer(Request(scope, receive)))(scope, receive, send)
 
-    def _tell(self, name: str, text: str) -> None:
+    def _tell(self, name: str, text: str) -> str:
         """Log what is said of somebody: several lines at once, and then one in ten seconds."""
         if told := self._told[name].tell(text, time.monotonic()):
             _log.warning("%s", told)
+        return told
 
     async def _answer(self, request: Request) -> Response:
         path: bytes = request.scope["raw_path"]

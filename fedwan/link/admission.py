@@ -7,6 +7,7 @@ at the next look, which costs a few calls of the kernel.
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import grpc
 
 _log = logging.getLogger(__name__)
+GONE_S = 600.0
+"""How long the last revocation list holds once its file is gone."""
 _END_OF_LIST = b"-----END X509 CRL-----"
 
 
@@ -66,6 +69,10 @@ _LAPSE = Lapse(
     "is of an authority whose revocation list has lapsed here; whoever runs the coordinator has to "
     "bring a new crl.pem"
 )
+_GONE = Lapse(
+    "cannot be checked any more, the coordinator's revocation list is gone; whoever runs the "
+    "coordinator has to bring crl.pem back"
+)
 _REVOKED = "is revoked"
 
 
@@ -84,7 +91,7 @@ class Admission:
 
     None that is revoked or expired, or whose authority has no revocation list there. The file is
     read again whenever it changes; an `IdentityError` at first if it is missing, or no authority of
-    `ca.crt` has signed it.
+    `ca.crt` has signed it. Once it has been missing for `GONE_S`, none.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -93,6 +100,8 @@ class Admission:
         self._files = Files(folder, "crl.pem", "ca.crt")
         self._lists = _read_lists(folder)
         self._has_warned = False
+        self._gone_s = 0.0
+        """When the file was first missed; 0 while it is there."""
 
     def objection(self, certificate: x509.Certificate) -> str:
         """Why a certificate, which TLS has verified, is not served now; empty if it is.
@@ -103,9 +112,12 @@ class Admission:
             if self._files.changed():
                 try:
                     self._lists, self._has_warned = _read_lists(self._folder), False
+                    self._gone_s = 0.0
                 except IdentityError as error:
                     # A broken list must neither admit who was revoked nor end a run of weeks.
                     self._files.keep("the last good revocation list", error)
+                    is_there = (self._folder / "crl.pem").exists()
+                    self._gone_s = 0.0 if is_there else self._gone_s or time.monotonic()
             why = self._objection(certificate)
             if isinstance(why, Lapse) and not self._has_warned:
                 self._has_warned = True
@@ -117,6 +129,8 @@ class Admission:
         expires, issuer = certificate.not_valid_after_utc, certificate.issuer
         if expires <= now():
             return f"expired on {expires:%Y-%m-%d %H:%M} UTC"
+        if self._gone_s and time.monotonic() - self._gone_s > GONE_S:
+            return _GONE
         if issuer not in self._lists:
             return "is of an authority without a revocation list here"
         crl = self._lists[issuer]

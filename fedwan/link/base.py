@@ -109,7 +109,7 @@ class Hub(Protocol):
         """A site's last word."""
 
     def refuse(self, site: str, text: str) -> None:
-        """A call was refused before it came here; told as other refusals are."""
+        """A call was refused before it came here, of a site or of who knows; told as others are."""
 
 
 @dataclass(frozen=True)

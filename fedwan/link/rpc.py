@@ -12,7 +12,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
@@ -198,8 +198,6 @@ class Watched:
 
     def __init__(self, address: str) -> None:
         self.call: Any = None
-        self.is_ours = False
-        """Whether it waits for what this end has yet to make."""
         self.still = 0
         """Looks since a message was taken, here or there."""
         self._address = address
@@ -217,7 +215,7 @@ class Watched:
         """Called every `STALL_S`."""
         if self.still:  # else the kernel need not be asked
             before, self._moved = self._moved, read_state(self._address).moved
-            if self.is_ours or self._moved - before > LEAST_BYTES_PER_S * STALL_S:
+            if self._moved - before > LEAST_BYTES_PER_S * STALL_S:
                 self.still = 0
         self.still += 1
         if self.still > MAX_STILL and self.call is not None:
@@ -260,11 +258,11 @@ def look() -> None:
         log.exception("calls under way could not be looked at")
 
 
-def messages(address: str, call: Any) -> Iterator[Any]:
-    """What a stream brings."""
+def messages(address: str, call: Any, stream: Iterable[Any] | None = None) -> Iterator[Any]:
+    """What a call brings, or a stream of it; it is cancelled once nothing comes any more."""
     with watch(address) as watched:
         watched.call = call
-        for message in call:
+        for message in call if stream is None else stream:
             watched.still = 0
             yield message
 

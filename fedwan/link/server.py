@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, lru_cache, partial
 from queue import Empty
+from resource import RLIM_INFINITY, RLIMIT_NOFILE, getrlimit
 from typing import Any
 from urllib.parse import unquote
 
@@ -40,12 +41,13 @@ from fedwan.link.rpc import (
     Method,
     Watched,
     code_of,
+    messages,
     num_channels,
     threads_per_site,
     watch,
     window_options,
 )
-from fedwan.link.tcp import Congestion
+from fedwan.link.tcp import Congestion, num_accepted
 from fedwan.link.tls import Identity
 from fedwan.link.transfers import TransferQueue
 
@@ -61,7 +63,7 @@ HANDSHAKE_MS = 10_000
 SILENT_CONNECTIONS = 2_000
 """Besides the sites' own: 45 kB each in gRPC until the handshake is over, or has taken too long."""
 PEERS_S = 2.0
-"""Between two looks at the certificates of calls under way."""
+"""Between two looks at the certificates of calls under way, and at the crowd."""
 MAX_NOISE_BYTES = 256 << 20
 """Of one measurement, which bounds the site's memory."""
 _CHUNK_BYTES = 1 << 20
@@ -104,6 +106,7 @@ class DataPlane:
         # team of threads, most wait for their teams.
         num_threads = num_sites * self._most_calls + SPARE_THREADS
         self._pool = ThreadPoolExecutor(num_threads, "data-plane", torch.set_num_threads, (1,))
+        self._most_connections = _most_connections(num_threads)
         self._congestion = Congestion(congestion)
         channels = num_channels(self._congestion.is_bbr, bool(pace_mbit))
         self._congestion.pace_mbit = pace_mbit / channels
@@ -112,7 +115,8 @@ class DataPlane:
             ("grpc.so_reuseport", 0),  # a port in use is an error, not one shared with a stranger
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-            ("grpc.max_allowed_incoming_connections", num_threads + SILENT_CONNECTIONS),
+            ("grpc.max_concurrent_streams", self._most_calls),  # of one connection
+            ("grpc.max_allowed_incoming_connections", self._most_connections),
             *window_options(num_sites, channels),
         ]
         self._server = grpc.server(
@@ -154,8 +158,8 @@ class DataPlane:
 
         def arguments(requests: Iterator[Any], context: Any) -> tuple[str, Any, Any]:
             check, site = partial(_refuse_garbage, context), self._site(context)
-            if takes == "stream":
-                return site, map(check, requests), context
+            if takes == "stream":  # of Control, heartbeats come all the time
+                return site, map(check, messages(_peer(context), context, requests)), context
             with _watched(context):
                 return site, check(next(requests, False)), context
 
@@ -207,8 +211,23 @@ class DataPlane:
                 for call, (_, certificate) in tuple(self._calls.items()):
                     if self._admission.objection(certificate):
                         call.cancel()
+                for text in self._crowd():
+                    self._hub.refuse("", text)
             except Exception:  # whatever it is, the next look may do
                 log.exception("certificates of calls under way could not be looked at")
+
+    def _crowd(self) -> Iterator[str]:
+        """What gRPC bounds, and does not tell, where it is near a bound."""
+        num, most, own = num_accepted(self.port), self._most_connections, self._pool._max_workers
+        if num >= most:
+            yield f"{most} connections to the data plane stand, and no more are taken"
+        elif num > own:
+            yield (
+                f"more than {own} connections to the data plane stand, which is all that its sites "
+                f"need; who shows no certificate within {HANDSHAKE_MS / 1000:g} s is cut off"
+            )
+        if self._pool._work_queue.qsize() >= WAITING_CALLS:
+            yield f"{WAITING_CALLS} calls wait for the data plane, and no more are taken"
 
     # Calls ---------------------------------------------------------------------------------
 
@@ -326,14 +345,25 @@ class DataPlane:
         return queue.chunks(transfer)
 
 
+def _most_connections(num_threads: int) -> int:
+    """A quarter of what the system grants is left for checkpoints and contributions."""
+    most, (granted, _) = num_threads + SILENT_CONNECTIONS, getrlimit(RLIMIT_NOFILE)
+    return most if granted == RLIM_INFINITY else min(most, granted * 3 // 4)
+
+
 _certificate = lru_cache(maxsize=4096)(x509.load_pem_x509_certificate)
 
 
 @contextmanager
 def _watched(context: Any) -> Iterator[Watched]:
-    with watch(unquote(context.peer()).partition(":")[2]) as watched:
+    with watch(_peer(context)) as watched:
         watched.call = context
         yield watched
+
+
+def _peer(context: Any) -> str:
+    """Its `host:port`."""
+    return unquote(context.peer()).partition(":")[2]
 
 
 @contextmanager

@@ -70,12 +70,7 @@ class Congestion:
 
     def apply_to_listener(self, port: int) -> int:
         """Set up the socket that listens on `port`, and so all that it will accept."""
-        level, option = socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-        return sum(
-            self._apply(found)
-            for found in _open_sockets()
-            if found.getsockopt(level, option) and found.getsockname()[1] == port
-        )
+        return sum(self._apply(found) for found, listens in _sockets_at(port) if listens)
 
     def _apply(self, found: socket.socket) -> bool:
         with suppress(OSError):  # closed by now
@@ -141,6 +136,11 @@ def read_state(address: str) -> TcpState:
     return total
 
 
+def num_accepted(port: int) -> int:
+    """This process's connections that came to a port."""
+    return sum(not listens for _, listens in _sockets_at(port))
+
+
 def largest_send_buffer() -> int:
     """Bytes that the kernel lets a socket hold to send; 0 if it does not tell."""
     return int((_words("tcp_wmem") or ("0",))[-1])
@@ -167,6 +167,14 @@ def _connected_to(address: str, are_new: bool = False) -> Iterator[socket.socket
                 peers = {_plain(place) for *_, place in found}
             if peer in peers:
                 yield sock
+
+
+def _sockets_at(port: int) -> Iterator[tuple[socket.socket, bool]]:
+    """Those that are bound to a port; with each, whether it listens."""
+    for sock in _open_sockets():
+        with suppress(OSError):  # closed by now
+            if sock.getsockname()[1] == port:
+                yield sock, bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _open_sockets() -> Iterator[socket.socket]:

@@ -182,13 +182,12 @@ class _Sender:
         num_sent = 0
         for index in chunks:
             offset = index * size
-            watched.is_ours = True  # it may have to be encoded first
-            try:
+            try:  # what takes long to encode may cost the call: the next one finds it encoded
                 data = self._payload.read(offset, min(size, self._payload.num_bytes - offset))
             except Exception as error:
                 self.error = error
                 raise
-            watched.is_ours, watched.still = False, 0
+            watched.still = 0
             if num_sent == 1:  # gRPC asks for the second message when it has sent the first
                 self._up.on_connected()
             yield Part(None if num_sent else self._header, make(offset, data))

@@ -109,6 +109,14 @@ def test_who_asks_is_told_of_a_coordinator_that_does_not_answer(
         control.ask(tmp_path / "elsewhere", {"ask": "status"})
 
 
+def test_what_the_front_door_refuses_is_in_the_journal(desk: Desk) -> None:
+    for site, text in (("s1", "front door: \x1b[2J"), ("", "front door: " + "x" * 2000)):
+        assert control.ask(desk.out, {"ask": "refused", "site": site, "text": text}) == {}
+    assert desk.bench.events[-2] == ("rejected", "s1", "front door: ?[2J")
+    event, site, text = desk.bench.events[-1]
+    assert (event, site, len(text)) == ("rejected", None, 1000)
+
+
 def test_status_names_who_is_waited_for(desk: Desk) -> None:
     with desk.bench.hub.changed:
         desk.bench.registry.sites["s3"].heard_s -= 100.0

@@ -299,6 +299,33 @@ def test_heartbeats_are_heard_while_a_large_file_is_made(
     busy()
 
 
+def test_nobody_but_who_tells_waits_for_a_line_of_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines keep the order in which things happened."""
+    keep, is_writing, go_on = Bench._keep, threading.Event(), threading.Event()
+
+    def slowly(self: Bench, *event: Any, **details: Any) -> None:
+        is_writing.set()
+        assert go_on.wait(10)
+        keep(self, *event, **details)
+
+    monkeypatch.setattr(Bench, "_keep", slowly)
+    bench = Bench(tmp_path)
+    joining = in_thread(lambda: bench.hub.join("s1", bench.hello("s1")))
+    assert is_writing.wait(10)
+    heartbeat = wire.SiteSignal(session="s1-first", step=3)
+    in_thread(lambda: bench.hub.heard("s1", heartbeat))(2.0)
+    assert bench.registry.sites["s1"].step == 3 and joining.is_running()
+    with bench.hub.changed:
+        bench.hub.event("second", None, "under the lock")
+        leaving = in_thread(lambda: bench.hub.event("third", None, "without it"))
+        assert not bench.events
+        go_on.set()
+    joining(), leaving()
+    assert [event for event, *_ in bench.events[:3]] == ["join", "second", "third"]
+
+
 # Downloads -------------------------------------------------------------------------------------
 
 

@@ -42,6 +42,24 @@ for port in map(int, sys.argv[1:]):
             print(port, 0)
 """
 
+OPEN = """
+for path in sys.argv[1:]:
+    for way in (os.O_RDONLY, os.O_WRONLY):
+        try:
+            os.close(os.open(path, way))
+            print(path)
+        except OSError:
+            pass
+    with socket.socket(socket.AF_UNIX) as caller:
+        try:
+            os.chdir(os.path.dirname(path))
+            caller.connect(os.path.basename(path))
+            print(path)
+        except OSError:
+            pass
+"""
+"""Prints which files can be read or written, and which sockets take a connection."""
+
 
 class Fleet:
     """Processes whose children are found whatever sessions and parents they move to."""
@@ -138,7 +156,7 @@ def free_port() -> int:
     pytest.fail("no free port on 127.0.0.1")
 
 
-def nobody(code: str, *ports: int) -> str:
+def nobody(code: str, *given: int | Path) -> str:
     """What another user's Python prints."""
-    words = [sys.executable, "-I", "-c", _PRELUDE + code, *map(str, ports)]
+    words = [sys.executable, "-I", "-c", _PRELUDE + code, *map(str, given)]
     return subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout

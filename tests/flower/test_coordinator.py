@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -13,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from flwr.proto.control_pb2 import ListRunsRequest
 
@@ -25,8 +27,10 @@ from fedwan.flower.coordinator import serve_coordinator
 from fedwan.flower.processes import flower_environment, listen, only_one
 from fedwan.flower.site_file import SiteFile, load_site
 from fedwan.flower.status import serverapp_files
+from fedwan.link.tls import Identity
 from tests.flower.fleet import (
     CALL,
+    OPEN,
     REPOSITORY,
     STANDIN,
     Fleet,
@@ -176,6 +180,13 @@ def test_no_stranger_reaches_a_run_and_nothing_of_it_outlives_it(run: Run, tmp_p
     paths = [path for path in [run.out, *run.out.rglob("*")] if not path.is_symlink()]
     assert not [path for path in paths if stat.S_IMODE(path.stat().st_mode) & 0o077]
     assert (run.out / "control.sock").is_socket()
+    assert {"identity.key", "journal.jsonl", "site.yaml"} <= {path.name for path in paths}
+    if os.geteuid() == 0:
+        (tmp_path / "open").touch()
+        for folder in (tmp_path, *tmp_path.parents[:-2]):  # which pytest has closed
+            folder.chmod(stat.S_IMODE(folder.stat().st_mode) | 0o011)
+        found = nobody(OPEN, tmp_path / "open", *(path for path in paths if not path.is_dir()))
+        assert found.split() == [str(tmp_path / "open")]
     # The forwarder's port, as the SuperNode was told, leads to the door with the site's identity.
     words = command_of(run.pid_with("flower-supernode"))
     forwarder = words[words.index("--superlink") + 1]
@@ -193,11 +204,17 @@ def test_no_stranger_reaches_a_run_and_nothing_of_it_outlives_it(run: Run, tmp_p
         timeout=60,
     )
     assert tried.returncode != 0, tried.stdout + tried.stderr
+    # Nor does the door pass it on, whoever has the identity; and the run's journal has it.
+    tls = Identity.load(run.out / "pki" / "s1").ssl_context(server=False)
+    with httpx.Client(verify=tls, trust_env=False) as client:
+        (port,) = re.findall(r"door at port (\d+)", (run.out / "logs/coordinator.log").read_text())
+        assert client.post(f"https://127.0.0.1:{port}/v1/control/start-run").status_code == 404
+    line = "front door: site s1 at 127.0.0.1 asked for 'POST /v1/control/start-run'"
+    wait_for(lambda: line in (run.out / "journal.jsonl").read_text())
     superlink = command_of(run.pid_with("flower-superlink"))
     with closing(Control(f"127.0.0.1:{superlink[superlink.index('--port') + 1]}")) as control:
         assert len(control._client.ListRuns(ListRunsRequest()).run_dict) == 1
     # The forwarder does not even let it out of the site.
-    assert "v1/control" not in (run.out / "logs" / "coordinator.log").read_text()
     site_log = (run.out / "sites" / "s1" / "logs" / "site.log").read_text()
     assert "/v1/control/start-run'; only Fleet calls pass" in site_log
     assert len(run.pids()) >= 9

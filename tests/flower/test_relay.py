@@ -29,9 +29,18 @@ from tests.planes import Bench, eventually, in_thread, let_lapse, serving
 PULL = "/v1/fleet/pull-messages"
 
 
+@pytest.fixture
+def told() -> list[tuple[str, str]]:
+    """What the door has for the journal: site and text."""
+    return []
+
+
 @contextmanager
-def open_door(identities: Path, superlink: int = 9, port: int = 0) -> Iterator[FrontDoor]:
-    with closing(FrontDoor(identities / "coordinator", "127.0.0.1", port)) as opened:
+def open_door(
+    identities: Path, superlink: int = 9, port: int = 0, told: list[tuple[str, str]] | None = None
+) -> Iterator[FrontDoor]:
+    tell = lambda *words: None if told is None else told.append(words)  # noqa: E731
+    with closing(FrontDoor(identities / "coordinator", "127.0.0.1", port, 1, tell)) as opened:
         opened.start(f"http://127.0.0.1:{superlink}")
         yield opened
 
@@ -46,8 +55,8 @@ def forwarding(
 
 
 @pytest.fixture
-def door(identities: Path, superlink: Any) -> Iterator[FrontDoor]:
-    with open_door(identities, superlink.server_port) as opened:
+def door(identities: Path, superlink: Any, told: list[tuple[str, str]]) -> Iterator[FrontDoor]:
+    with open_door(identities, superlink.server_port, told=told) as opened:
         yield opened
 
 
@@ -87,12 +96,15 @@ def test_a_sites_fleet_call_reaches_superlink_and_back(
 
 
 def test_connections_that_say_nothing_are_few_and_soon_ended_and_a_site_goes_on(
-    identities: Path, superlink: Any, monkeypatch: pytest.MonkeyPatch
+    identities: Path,
+    superlink: Any,
+    told: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(relay, "_HANDSHAKE_S", 2.0)
     monkeypatch.setattr(front_door, "_SILENT_CONNECTIONS", 20)
     with (
-        open_door(identities, superlink.server_port) as door,
+        open_door(identities, superlink.server_port, told=told) as door,
         client_of(identities / "s1") as before,
         client_of(identities / "s1") as after,
         contextlib.ExitStack() as stack,
@@ -110,6 +122,7 @@ def test_connections_that_say_nothing_are_few_and_soon_ended_and_a_site_goes_on(
             return are_closed
 
         eventually(closes(50), within_s=1.5)
+        eventually(lambda: ("", "36 connections to it stand, and no more are taken") in told)
         assert before.post(url(door)).status_code == 200
         eventually(closes(100), within_s=10.0)
         assert after.post(url(door)).status_code == 200
@@ -161,7 +174,11 @@ def connected(door: FrontDoor, identity: Path) -> Iterator[ssl.SSLSocket]:
 
 
 def test_headers_and_bodies_that_do_not_end_are_cut_off(
-    door: FrontDoor, superlink: Any, identities: Path, monkeypatch: pytest.MonkeyPatch
+    door: FrontDoor,
+    superlink: Any,
+    identities: Path,
+    told: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("fedwan.flower.front_door._HEADERS_S", 0.5)
     whole = f"POST {PULL} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode()
@@ -181,10 +198,15 @@ def test_headers_and_bodies_that_do_not_end_are_cut_off(
         answer = client.post(url(door), content=(bytes(1 << 20) for _ in range(20)))
         assert answer.status_code == 413  # or the door hangs up while we are still sending
     assert len(superlink.requests) == 1
+    eventually(lambda: [site for site, text in told if "no whole body" in text] == ["s1"])
+    assert ("s1", "the headers of a request of s1 took over 0.5 s") in told
 
 
 def test_a_site_has_its_share_of_the_door_s_calls_and_of_its_log(
-    door: FrontDoor, identities: Path, caplog: pytest.LogCaptureFixture
+    door: FrontDoor,
+    identities: Path,
+    told: list[tuple[str, str]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     begun = f"POST {PULL} HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n".encode()
     with contextlib.ExitStack() as calls:
@@ -193,6 +215,8 @@ def test_a_site_has_its_share_of_the_door_s_calls_and_of_its_log(
         with client_of(identities / "s1") as greedy:
             eventually(lambda: greedy.post(url(door)).status_code == 503)
             assert "has 8 calls under way, and no more" in greedy.post(url(door)).text
+            text = "site s1 has 8 calls under way, and no more are its share"
+            eventually(lambda: ("s1", text) in told)
         with client_of(identities / "s2") as other:
             assert other.post(url(door)).status_code == 200
             answer = other.post(url(door), content=bytes((1 << 20) + 1))

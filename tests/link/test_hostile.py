@@ -7,7 +7,6 @@ import json
 import select
 import socket
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,7 +30,7 @@ from fedwan.output.live import render_board
 from fedwan.output.report import write_report
 from fedwan.protocol.limits import Refusals, bound, shown
 from fedwan.state import layout_from_json
-from tests.planes import Bench, eventually, serving, stub_of
+from tests.planes import Bench, eventually, header_of, payload_of, serving, stub_of
 from tests.support import NET, WrappedLink, hub_of, run_tiny, tiny_config
 
 INF, NAN, ESC = float("inf"), float("nan"), "\x1b]0;owned\x07"
@@ -260,14 +259,27 @@ def test_calls_whose_message_never_comes_are_a_site_s_own_and_are_ended(
         never = threading.Event()
         stack.callback(never.set)
 
-        def silence() -> Iterator[bytes]:
+        def silence(*first: bytes) -> Iterator[bytes]:
+            yield from first
             never.wait(30.0)
-            yield from ()
 
-        paths = [f"/{rpc.SERVICE}/{name}" for name in ("Join", "Download", "Report", "Leave")]
-        calls = [channel.stream_stream(path)(silence()) for path in 19 * paths]
-        eventually(lambda: len(plane._calls) >= 34)
+        def call(name: str, *first: bytes) -> Any:
+            return channel.stream_stream(f"/{rpc.SERVICE}/{name}")(silence(*first))
+
+        payload = payload_of(1.0, bench.layout)
+        header = header_of(payload)
+        header.session, header.chunk_bytes = "s1-first", 1 << 16
+        assert not honest.Join(bench.hello("s2"), timeout=5).refusal
         greedy = stack.enter_context(stub_of(plane.port, identities / "s1"))
+        assert not greedy.Join(bench.hello("s1"), timeout=5).refusal
+        calls = [call("Control", wire.SiteSignal(session="s1-first").SerializeToString())]
+        calls += [call("Upload", rpc.METHODS["Upload"].write_request(Part(header, None)))]
+        eventually(lambda: len(bench.intake.open_of("s1")) == 1)
+        calls += [call(name) for name in (5 * sorted(rpc.METHODS))[:32]]
+        eventually(lambda: len(plane._calls) == 34)
+        with pytest.raises(grpc.RpcError):  # one more of this connection does not even come
+            channel.unary_unary(f"/{rpc.SERVICE}/Join")(b"", timeout=1.0)
+        assert not any(event == "rejected" for event, *_ in bench.events)
         with pytest.raises(grpc.RpcError) as caught:
             greedy.Join(bench.hello("s1"), timeout=5)
         assert "s1 has 34 calls under way, and no more are its share" in caught.value.details()
@@ -275,18 +287,32 @@ def test_calls_whose_message_never_comes_are_a_site_s_own_and_are_ended(
 
         def are_over() -> bool:
             rpc.look()  # as the watch does every ten seconds
-            return all(call.done() for call in calls)
+            return not plane._calls
 
         eventually(are_over)
-        eventually(lambda: not plane._calls)
-        codes = Counter(call.code() for call in calls)
-        assert codes[grpc.StatusCode.CANCELLED] >= 34 and len(codes) == 2
+        for one in calls:
+            with pytest.raises(grpc.RpcError):
+                list(one)
+            assert one.code() is grpc.StatusCode.CANCELLED
 
 
+@pytest.mark.parametrize(
+    ("most", "says"),
+    [
+        ({"SILENT_CONNECTIONS": 0}, "42 connections to the data plane stand, and no more are"),
+        ({"getrlimit": lambda _: (160, 160)}, "more than 42 connections to the data plane stand"),
+    ],
+)
 def test_of_ever_more_connections_that_say_nothing_a_number_is_kept_and_a_site_goes_on(
-    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    identities: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    most: dict[str, Any],
+    says: str,
 ) -> None:
-    monkeypatch.setattr(server, "SILENT_CONNECTIONS", 0)
+    """However many files the system grants; and the journal has it."""
+    for name, value in {"PEERS_S": 0.01, **most}.items():
+        monkeypatch.setattr(server, name, value)
     bench = Bench(tmp_path)
     with ExitStack() as stack:
         plane = stack.enter_context(serving(bench.hub, identities))
@@ -302,3 +328,19 @@ def test_of_ever_more_connections_that_say_nothing_a_number_is_kept_and_a_site_g
 
         eventually(are_closed)
         assert not honest.Join(bench.hello("s2"), timeout=5).refusal
+        eventually(lambda: [text for event, _, text in bench.events if says in text])
+        assert not any(site for event, site, _ in bench.events if event == "rejected")
+
+
+def test_calls_that_wait_for_the_data_plane_are_told(
+    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "PEERS_S", 0.01)
+    monkeypatch.setattr(server, "WAITING_CALLS", 3)
+    bench, release = Bench(tmp_path), threading.Event()
+    with serving(bench.hub, identities) as plane:
+        for _ in range(plane._pool._max_workers + 3):
+            plane._pool.submit(release.wait)
+        text = "3 calls wait for the data plane, and no more are taken"
+        eventually(lambda: ("rejected", None, text) in bench.events)
+        release.set()

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import closing
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
 
 from fedwan.errors import IdentityError, LinkLost
-from fedwan.link import certificates, pki, server
+from fedwan.files import replace_bytes
+from fedwan.link import admission, certificates, client, pki, server, tls
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.admission import Renewable
+from fedwan.link.base import Link
 from fedwan.link.client import GrpcLink
-from fedwan.link.tls import Identity, now
+from fedwan.link.tls import Identity, Role, now
 from tests.planes import (
     Bench,
+    Wires,
     await_control,
     dialling,
     eventually,
@@ -28,6 +34,7 @@ from tests.planes import (
     payload_of,
     serving,
 )
+from tests.support import WrappedLink, run_tiny, tiny_config
 
 LASTS_S = 3.0
 ENDS_S = 10.0
@@ -77,6 +84,89 @@ def test_a_site_and_its_coordinator_renew_twice_and_no_round_is_lost(
         time.sleep((expires - now()).total_seconds() + 0.6)
         assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
         assert link.signals.empty()
+
+
+@pytest.mark.slow
+def test_of_a_run_of_a_hundred_days_no_round_is_lost_though_certificates_last_for_45(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day a round, by a clock of fedwan's own checks; those of TLS go by the machine's.
+
+    So certificates begin long before, and none is over by the machine's clock.
+    """
+    days, config = [0], tiny_config(h=3, steps=300, sites=2)
+    expected = run_tiny(tmp_path / "undisturbed", config).hashes
+    for module in (admission, certificates, client, pki, tls):
+        monkeypatch.setattr(module, "now", lambda: now() + timedelta(days=days[0]))
+    monkeypatch.setattr(certificates, "_CLOCK_SKEW", timedelta(days=200))
+    authority = pki.federation(tmp_path / "pki", ["127.0.0.1"], ["s1", "s2"])
+    links: dict[str, GrpcLink] = {}
+    expiries: dict[str, set[datetime]] = defaultdict(set)
+
+    def renew() -> None:
+        for name in ("coordinator", "s1", "s2"):
+            authority.renew(name, days=45)
+            role: Role = "coordinator" if name == "coordinator" else "site"
+            expiries[name].add(Identity.load(authority.directory / name, role).expires)
+        for name, link in links.items():
+            eventually(lambda n=name, at=link: at._renewable.identity.expires == max(expiries[n]))
+
+    class Daily(WrappedLink):
+        def upload(self, header: wire.UploadHeader, payload: Any) -> wire.Receipt:
+            days[0] = max(days[0], header.version)
+            if header.version in (40, 80) and self._inner is links["s1"]:
+                renew()
+            return self._inner.upload(header, payload)
+
+    renew()
+    with Wires(authority.directory) as wires:
+
+        def wrap(name: str, link: Link) -> Link:
+            links[name] = wires.wrap(name, link)  # type: ignore[assignment]
+            return Daily(links[name])  # type: ignore[return-value]
+
+        ran = run_tiny(tmp_path / "run", config, wrap=wrap)
+    assert ran.hashes == expected and days == [99]
+    totals = ran.result.totals
+    assert (totals.contributions, totals.rejected, totals.rejoins) == (200, 0, 0)
+    for found in expiries.values():
+        assert [(day - now()).days for day in sorted(found)] == [44, 84, 124]
+
+
+def test_a_federation_moves_to_a_second_authority_while_it_trains(
+    authority: pki.Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/deploy.md has it: trust both, move everybody, trust the second alone."""
+    monkeypatch.setattr(server, "PEERS_S", 0.2)
+    folder, bench = authority.directory, Bench(tmp_path)
+    second = pki.Authority.make(tmp_path / "second", None)
+    payload, files = payload_of(1.0, bench.layout), {"s1": ["ca.crt"]}
+    files["coordinator"] = ["ca.crt", "crl.pem"]
+
+    def trust(*authorities: Path) -> None:
+        for name, file in ((name, file) for name, found in files.items() for file in found):
+            whole = b"".join((one / "ca" / file).read_bytes() for one in authorities)
+            replace_bytes(folder / name / file, whole)
+
+    with serving(bench.hub, folder) as plane, dialling(plane.port, folder / "s1") as link:
+        link.join(bench.hello("s1"))
+        await_control(bench, link, "s1")
+        trust(folder, second.directory)
+        shutil.copytree(folder / "s1", tmp_path / "old")
+        for name in files:
+            second.sign(folder / name / "identity.csr")
+            signed = (second.directory / name / "identity.crt").read_bytes()
+            replace_bytes(folder / name / "identity.crt", signed)
+        issuer = second._issuer.certificate.subject
+        eventually(lambda: {found.issuer for _, found in plane._calls.values()} == {issuer})
+        with dialling(plane.port, tmp_path / "old", patience_s=3.0) as old:
+            old.join(bench.hello("s1"))  # who has not moved yet
+        trust(second.directory)
+        assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
+        assert link.signals.empty()
+        with dialling(plane.port, tmp_path / "old", patience_s=0.5) as old:
+            with pytest.raises(LinkLost, match="Socket closed"):
+                old.join(bench.hello("s1"))
 
 
 @pytest.mark.parametrize(

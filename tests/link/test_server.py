@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import resource
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
+import psutil
 import pytest
 import zstandard
 
@@ -15,10 +19,14 @@ from fedwan.link.framing import Chunk, Part, plain
 from fedwan.link.rpc import SERVICE, Stub
 from fedwan.link.server import DataPlane
 from fedwan.link.tls import Identity
+from fedwan.output.records import Recorder
+from fedwan.protocol.agreement import Claim
 from tests.planes import (
+    RUN,
     Bench,
     dialling,
     header_of,
+    in_thread,
     payload_of,
     read_all,
     serving,
@@ -182,3 +190,69 @@ def test_garbage_in_place_of_a_message_is_refused(setting: Setting) -> None:
             Code.UNIMPLEMENTED,
             lambda: channel.unary_unary(f"/{SERVICE}/Nothing")(b"", timeout=5),
         )
+
+
+# What many calls cost ----------------------------------------------------------------------------
+
+
+def test_weights_that_nobody_reads_are_in_memory_once(tmp_path: Path, identities: Path) -> None:
+    bench = Bench(tmp_path, num_values=8_000_000)
+    request = wire.DownloadRequest(run_id=RUN, kind=wire.DownloadRequest.GLOBAL)
+    num_bytes = 4 * 8_000_000
+    with ExitStack() as stack:
+        plane = stack.enter_context(serving(bench.hub, identities, num_sites=2))
+        stubs = [stack.enter_context(stub_of(plane.port, identities / s)) for s in ("s1", "s2")]
+        for site, stub in zip(("s1", "s2"), stubs, strict=True):
+            assert not stub.Join(bench.hello(site), timeout=10).refusal
+        before = psutil.Process().memory_info().rss
+        calls = [stub.Download(request) for stub in stubs for _ in range(20)]
+        for call in calls:
+            stack.callback(call.cancel)
+            assert next(call).header.status == wire.DownloadHeader.READY  # and no more
+        assert psutil.Process().memory_info().rss - before < 3 * num_bytes
+
+
+def test_refused_joins_and_ever_new_sessions_leave_few_lines(
+    tmp_path: Path, identities: Path
+) -> None:
+    bench, recorder = Bench(tmp_path), Recorder(tmp_path)
+
+    def write(event: str, site: str | None, text: str, **details: Any) -> None:
+        recorder.write({"kind": "event", "event": event, "site": site, "text": text, **details})
+
+    bench.hub.changed._write = write
+    with serving(bench.hub, identities) as plane, stub_of(plane.port, identities / "s1") as stub:
+        for number in range(300):
+            hello = bench.hello("s1", f"s{number}")
+            stub.Join(hello, timeout=10)
+            hello.protocol += 1 + number
+            assert stub.Join(hello, timeout=10).refusal
+    recorder.close()
+    files = [tmp_path / name for name in ("journal.jsonl", "metrics.jsonl")]
+    assert 8 < sum(len(path.read_text().splitlines()) for path in files) < 40
+
+
+def test_others_go_on_while_a_join_is_read(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agreement, is_reading, go_on = setting.bench.hub.agreement, threading.Event(), threading.Event()
+
+    def slowly(claim: Claim) -> Claim:
+        is_reading.set()
+        assert go_on.wait(20)
+        return claim
+
+    monkeypatch.setattr(agreement, "claim", slowly)
+    hello = setting.bench.hello("s1", "another")
+    layout = hello.layout_json
+    hello.layout_json = " " * (24 << 20)
+    answer = setting.stub.Join(hello, timeout=20)
+    assert "layout_json of 25165824 characters, 4194304 are taken" in answer.refusal
+    hello.layout_json = layout + " " * ((4 << 20) - len(layout))
+    joining = in_thread(lambda: setting.stub.Join(hello, timeout=20))
+    assert is_reading.wait(10)
+    monkeypatch.undo()
+    setting.others_are_served()
+    assert joining.is_running()
+    go_on.set()
+    joining()

@@ -12,7 +12,7 @@ from cryptography import x509
 from fedwan.errors import IdentityError
 from fedwan.link import admission as admission_module
 from fedwan.link import certificates, pki
-from fedwan.link.admission import Admission
+from fedwan.link.admission import Admission, Lapse
 from fedwan.link.tls import Identity, now
 from tests.planes import Bench, dialling, serving
 
@@ -93,6 +93,11 @@ def test_a_coordinator_s_list_is_read_anew_and_one_that_breaks_keeps_the_revoked
     (folder / "crl.pem").unlink()
     assert admission.objection(first) == "is revoked" and not admission.objection(second)
     assert "without a revocation list" in admission.objection(certificate_of(foreign / "s1"))
+    monkeypatch.setattr(admission_module, "GONE_S", -1.0)  # its time is over
+    assert isinstance(why := admission.objection(second), Lapse) and "list is gone" in why
+    whole = (authority.directory / "ca" / "crl.pem").read_bytes()
+    (folder / "crl.pem").write_bytes(whole)
+    assert admission.objection(first) == "is revoked" and not admission.objection(second)
     monkeypatch.setattr(admission_module, "now", lambda: now() + timedelta(days=4000))
     assert admission.objection(second).startswith("expired on")
 
