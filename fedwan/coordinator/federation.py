@@ -147,7 +147,17 @@ class Federation:
             verdict, merges = self.rounds.advance(now_s, len(self.live()), gone)
             if verdict == "close" and not self.rounds.updates.keeps_past:
                 self._snapshots.clear()
+            if verdict == "close" and self.rounds.round and self.rounds.round.is_held:
+                merges = self._sift(merges)
             return verdict, merges
+
+    def _sift(self, merges: list[Merge[Contribution]]) -> list[Merge[Contribution]]:
+        """What is merged of all that a round was given, where nothing before tells what is usual."""
+        odd = self.gate.odd_ones([merge.contribution.measures.figures() for merge in merges])
+        for place, why in odd.items():
+            self.rounds.leave_out(merges[place])
+            self.refuse_contribution(merges[place].key.site, why)
+        return [merge for place, merge in enumerate(merges) if place not in odd]
 
     def publish(self, payload: Payload, *, is_own: bool = False) -> None:
         """See `Rounds.publish`; frees the contributions that are done with."""
@@ -276,6 +286,12 @@ class Federation:
         if self._rounds is not None:
             self._rounds.expect(self.registry.awaited())
         self.changed.notify_all()
+
+    def refuse_contribution(self, site: str, why: str) -> None:
+        """Count it, and tell of it."""
+        self.rounds.refused[site] += 1
+        self.last_refusal = f"contribution of {site} refused: {why}"
+        self._refuse(site, self.last_refusal)
 
     def _refuse(self, site: str, text: str) -> None:
         with self.changed:

@@ -7,6 +7,7 @@ merged contribution and the update.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
@@ -24,6 +25,7 @@ from fedwan.config import Config
 from fedwan.errors import CheckpointError, ConfigError
 from fedwan.fragments import Fragment, rounds_done
 from fedwan.link import wire_pb2 as wire
+from fedwan.protocol.gate import LARGEST_COUNTER
 from fedwan.state import (
     Layout,
     Role,
@@ -35,6 +37,7 @@ from fedwan.state import (
     hash_state,
     layout_from_json,
     layout_to_json,
+    network_of,
     read_tensors,
     read_tensors_meta,
     select_prefix,
@@ -183,6 +186,15 @@ class GlobalModel:
     def version_of(self, versions: Sequence[int]) -> int:
         """The same of other versions of the fragments."""
         return rounds_done(self.fragments, versions)
+
+    def counters(self, fragment: int) -> dict[str, float]:
+        """The largest integer buffer of each network, by the name of its figure."""
+        largest: dict[str, float] = {}
+        for name, spec in self.fragments[fragment].layout.items():
+            if spec.role is Role.COUNTER and spec.num_values and not is_moment(name):
+                what = LARGEST_COUNTER.format(network_of(name))
+                largest[what] = max(largest.get(what, -math.inf), float(self.state[name].max()))
+        return largest
 
     def hash_of(self, fragment: Fragment) -> str:
         """`hash_state` of a fragment's global weights; 1 s a GB, once for each version."""

@@ -238,6 +238,7 @@ class CoordinatedRun:
         hub, began_s = self.hub, time.monotonic()
         with hub.changed:
             round_ = rounds.begin(began_s)
+            round_.is_held = hub.gate.is_warming(round_.fragment.index)
         fragment = round_.fragment
         merger = self._mergers.of(fragment)
         nominal = rounds.nominal // fragment.times

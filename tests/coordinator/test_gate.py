@@ -81,6 +81,38 @@ def test_what_is_far_too_large_is_refused_once_and_the_site_goes_on(
     assert max(row["norms"]["velocity"] for row in run.rounds()) < 100
 
 
+@pytest.mark.parametrize("strategy", ["diloco", "streaming_diloco", "scaffnew"])
+@pytest.mark.parametrize("role", [Role.PARAMETER, Role.VARIANCE])
+def test_in_the_first_rounds_what_is_far_above_the_others_is_left_out_and_all_go_on(
+    strategy: str, role: Role, tmp_path: Path
+) -> None:
+    config = tiny_config(strategy, sites=4, h=2, steps=24, kind="regression")
+    run = ran(tmp_path, config, lambda link: GrowingLink(link, range(2), role))
+    told = run.events("rejected")
+    assert len(told) >= 2 and all(text.startswith(f"contribution of {ODD} ") for text in told)
+    assert len(told) + run.result.totals.contributions == 48 * len(run.result.model.versions)
+    assert max(row["norms"]["velocity"] for row in run.rounds()) < 100
+    assert len(run.hashes) == 1
+    assert all(value.abs().max() < 100 for value in run.state.values())
+
+
+@pytest.mark.parametrize("strategy", ["diloco", "sync", "async_diloco"])
+def test_a_counter_beyond_what_steps_can_count_is_refused_of_one_site_of_two(
+    strategy: str, tmp_path: Path
+) -> None:
+    h = 1 if strategy == "sync" else 2
+    config = tiny_config(strategy, sites=2, h=h, steps=6 * h, round={"quorum": 2})
+
+    def wrap(name: str, link: Link) -> Link:
+        return GrowingLink(link, range(1), Role.COUNTER) if name == "s2" else link  # type: ignore[return-value]
+
+    run = run_tiny(tmp_path, config, norm=True, wrap=wrap)
+    (text,) = run.events("rejected")
+    assert f"velocity's largest counter {h}e+06 is more than" in text
+    counters = [v for v in run.state.values() if not v.is_floating_point()]
+    assert counters and all(int(value) < 100 for value in counters)
+
+
 def test_a_hostile_site_does_not_end_the_run_of_a_quorum(tmp_path: Path) -> None:
     config = four_sites(round={"quorum": 3, "patience_s": 60.0})
     run = ran(tmp_path, config, lambda link: GrowingLink(link, range(6, 99), is_hostile=True))
