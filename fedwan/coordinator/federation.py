@@ -32,6 +32,9 @@ from fedwan.protocol.rounds import Rounds
 TICK_S = 0.5
 """How often the run looks for lost sites while nothing arrives."""
 
+CLOCKS_S = 60.0
+"""By which a site may count more seconds than have passed here: clocks differ, and may be set."""
+
 LONGEST_FAILURE = 1000
 """Characters of how a site says that it failed."""
 
@@ -83,6 +86,8 @@ class Federation:
         self._refusals: dict[str, Refusals] = defaultdict(Refusals)
         self._joins: dict[str, Allowance] = defaultdict(Allowance)
         """Of new sessions, each of which is in the journal."""
+        self.began = time.time()
+        """When the run began, however often it was started, in Unix seconds."""
         self._began_s = time.monotonic()
         self._snapshots = Snapshots()
 
@@ -99,6 +104,10 @@ class Federation:
         if self._intake is None:
             raise SessionLost("the run has not begun; join first")
         return self._intake
+
+    def passed_s(self) -> float:
+        """Seconds since the run began, those of a machine that slept among them; at most."""
+        return CLOCKS_S + max(time.time() - self.began, time.monotonic() - self._began_s)
 
     def start(self, rounds: CoordinatorRounds, intake: Intake) -> None:
         """The sites agree: admit them."""

@@ -120,6 +120,7 @@ class CoordinatedRun:
             claim = Claim(*meta["claim"])
             self.totals = Totals(**meta["totals"])
             self._past_figures = dict(meta["gate"])
+            self.hub.began = float(meta["began"])
             self._past_masks = meta.get("masks")
         except (KeyError, TypeError) as error:
             raise CheckpointError(
@@ -389,7 +390,8 @@ class CoordinatedRun:
         totals.dropped = hub.rounds.dropped
         row = asdict(totals) | {"wall_s": self.elapsed_s()}
         self._version_lines.wait()
-        meta = {"totals": row, "claim": self.hub.agreement.agreed, "gate": hub.gate.state()}
+        meta = {"totals": row, "claim": self.hub.agreement.agreed}
+        meta |= {"gate": hub.gate.state(), "began": hub.began}
         if hub.masking:
             meta["masks"] = hub.masking.state()
         versions = list(model.versions)

@@ -41,7 +41,7 @@ def _bounded(call: Callable[[Servicer, str, M], R]) -> Callable[[Servicer, str, 
     @wraps(call)
     def checked(self: Servicer, site: str, message: M) -> R:
         try:
-            bound(message)
+            bound(message, self.passed_s())
             return call(self, site, message)
         except PayloadError as error:
             self._refuse(site, str(error))
@@ -58,7 +58,7 @@ class Servicer(Federation):
     def join(self, site: str, hello: wire.Hello) -> wire.Welcome:
         """See `Hub`."""
         try:
-            bound(hello)
+            bound(hello, self.passed_s())
             claim = self.agreement.claim(Claim.of(hello))  # before the lock
             if self.masking and (problem := self.masking.objection(site, hello.card)):
                 raise PayloadError(problem)

@@ -78,7 +78,7 @@ HOSTILE: dict[str, tuple[Make, str]] = {
     "no samples": (work(samples=0), "no weight"),
     "compute_s nan": (work(compute_s=NAN), "compute_s of nan"),
     "wait_s below 0": (work(wait_s=-1.0), "wait_s of -1.0"),
-    "300 years": (work(compute_s=1e10), "compute_s of 10000000000.0 s"),
+    "an hour of a minute": (work(compute_s=3600.0), "compute_s of 3600.0 s, where the run began"),
     "400 digits": (report('{"fd": ' + "9" * 400 + "}"), "'fd' is no number"),
     "named t": (report('{"fd": 1.0, "t": 0}'), "a figure named 't'"),
     "700 deep": (report('{"a": ' + "[" * 700 + "]" * 700 + "}"), "'a' is no number"),
@@ -100,8 +100,8 @@ HOSTILE: dict[str, tuple[Make, str]] = {
     "wait_s nan": (ask(wait_s=NAN), "wait_s of nan"),
     "a fragment that is none": (ask(fragment=7), "download of fragment 7"),
     "a farewell": (
-        lambda header: wire.Farewell(session=header.session, work=wire.Work(compute_s=1e10)),
-        "compute_s of 10000000000.0 s",
+        lambda header: wire.Farewell(session=header.session, work=wire.Work(wait_s=3600.0)),
+        "wait_s of 3600.0 s, where the run began",
     ),
 }
 METHODS = {
@@ -227,16 +227,16 @@ def test_initial_weights_come_from_another_site_where_the_first_fails(
 
 def test_texts_are_cut_and_names_that_do_not_fit_are_left_out() -> None:
     farewell = wire.Farewell(error=f"{ESC}\n\u202etxt.exe" + "x" * 10**6)
-    bound(farewell)
+    bound(farewell, 0.0)
     assert farewell.error.startswith("?]0;owned? ?txt.exe") and len(farewell.error) == 400
     losses = {str(n): 1.0 for n in range(99)} | {ESC: 1.0, "0": INF}
     header = wire.UploadHeader(work=wire.Work(losses=losses))
-    bound(header)
+    bound(header, 0.0)
     assert len(header.work.losses) == 64 and ESC not in header.work.losses
     assert str(header.work.losses["0"]) == "nan"
     assert shown("a\n\tb  c", 4) == "a b "
     with pytest.raises(PayloadError, match="layout_json of 4194305 characters"):
-        bound(wire.Hello(layout_json=" " * ((4 << 20) + 1)))
+        bound(wire.Hello(layout_json=" " * ((4 << 20) + 1)), 0.0)
 
 
 def test_equal_refusals_are_told_at_powers_of_ten_and_many_others_now_and_then() -> None:
