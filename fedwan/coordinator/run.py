@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from fedwan.app import complete, load_strategy, sources
 from fedwan.codecs import Reading
-from fedwan.config import MASKED, Config, site_names
+from fedwan.config import COMMAND, MASKED, Config, site_names
 from fedwan.coordinator.federation import CoordinatorRounds
 from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.mask_keys import Masking
@@ -83,7 +83,9 @@ class CoordinatedRun:
         self.hub = Servicer(run_id, self._registry, agreement, self.event, CHUNK_BYTES)
         self.hub.masking = Masking(run_id, self._names, quorum) if is_masked else None
         self._registry.least = quorum if is_masked else 1
-        self.hub.evaluation = Evaluation(has_own_data(config.data))
+        # Of a script's data nothing is known: what its sites measure may differ.
+        is_shared = config.workload != COMMAND
+        self.hub.evaluation = Evaluation(has_own_data(config.data), pairs=is_shared)
         self.cause = ""
         """Why who started the run ends it; empty while nobody does."""
         self._resumed: GlobalModel | None = None
