@@ -14,6 +14,7 @@ from fedwan.config import Config
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
 from fedwan.state import Role
+from tests.planes import Wires
 from tests.support import Ran, RewritingLink, killed_after, run_tiny, tiny_config
 
 ODD = "s3"
@@ -26,16 +27,22 @@ class GrowingLink(RewritingLink):
     """
 
     def __init__(
-        self, inner: Link, versions: range, role: Role = Role.PARAMETER, is_hostile: bool = False
+        self,
+        inner: Link,
+        versions: range,
+        role: Role = Role.PARAMETER,
+        is_hostile: bool = False,
+        factor: int = 1_000_000,
     ) -> None:
         super().__init__(inner, self._grow)
         self._versions = list(versions)
         self._role = role
         self._is_hostile = is_hostile
+        self._factor = factor
 
     def _grow(self, header: wire.UploadHeader, name: str, value: Tensor, role: Role) -> Tensor:
         is_grown = role is self._role and header.version in self._versions
-        return value * 1_000_000 if is_grown else value
+        return value * self._factor if is_grown else value
 
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
         receipt = super().upload(header, payload)
@@ -92,6 +99,27 @@ def test_in_the_first_rounds_what_is_far_above_the_others_is_left_out_and_all_go
     assert len(told) >= 2 and all(text.startswith(f"contribution of {ODD} ") for text in told)
     assert len(told) + run.result.totals.contributions == 48 * len(run.result.model.versions)
     assert max(row["norms"]["velocity"] for row in run.rounds()) < 100
+    assert len(run.hashes) == 1
+    assert all(value.abs().max() < 100 for value in run.state.values())
+
+
+@pytest.mark.parametrize(
+    ("role", "factor"),
+    [(Role.PARAMETER, 10**6), (Role.MEAN, 10**18), (Role.VARIANCE, 10**18), (Role.COUNTER, 1 << 61)],
+)
+def test_over_sockets_the_first_contribution_of_a_site_cannot_spoil_the_weights(
+    role: Role, factor: int, tmp_path: Path, identities: Path
+) -> None:
+    with Wires(identities) as wires:
+
+        def wrap(name: str, link: Link) -> Link:
+            wire = wires.wrap(name, link)
+            is_odd = name == ODD
+            return GrowingLink(wire, range(1), role, factor=factor) if is_odd else wire  # type: ignore[return-value]
+
+        run = run_tiny(tmp_path, tiny_config(sites=3, h=2, steps=8), norm=True, wrap=wrap)
+    (text,) = run.events("rejected")
+    assert text.startswith(f"contribution of {ODD} refused: velocity's ")
     assert len(run.hashes) == 1
     assert all(value.abs().max() < 100 for value in run.state.values())
 
