@@ -161,7 +161,7 @@ class Federation:
             return verdict, merges
 
     def _sift(self, merges: list[Merge[Contribution]]) -> list[Merge[Contribution]]:
-        """What is merged of all that a round was given, where nothing before tells what is usual."""
+        """What is merged of all that a round was given where nothing tells what is usual."""
         odd = self.gate.odd_ones([merge.contribution.measures.figures() for merge in merges])
         for place, why in odd.items():
             self.rounds.leave_out(merges[place])

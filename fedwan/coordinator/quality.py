@@ -144,7 +144,9 @@ def disagreement(one: Finding, other: Finding) -> str:
     """What to tell of two sites that measured the same weights on the same data; or nothing."""
     if math.isclose(_fd(one), _fd(other), rel_tol=TOLERANCE):
         return ""
-    told = " and ".join(f"{', '.join(each.sites)} an fd of {_fd(each):.4g}" for each in (one, other))
+    told = " and ".join(
+        f"{', '.join(each.sites)} an fd of {_fd(each):.4g}" for each in (one, other)
+    )
     return (
         f"of version {one.version} {told} were measured by sites on the same data: one of them is "
         "wrong, or their hardware or libraries differ; the larger one is kept"

@@ -156,7 +156,7 @@ class CoordinatedRun:
         except (RunStopped, UserError) as error:
             if not self.hub.stop_text:
                 self.hub.finish(str(error))
-            if self.hub.model is not None:
+            if self.hub.model is not None and self.hub.model.is_whole:
                 self.checkpoint(self.hub.model)
             self._await_farewells(FAREWELL_S)
             raise
@@ -392,7 +392,7 @@ class CoordinatedRun:
         totals.dropped = hub.rounds.dropped
         row = asdict(totals) | {"wall_s": self.elapsed_s()}
         self._version_lines.wait()
-        meta = {"totals": row, "claim": self.hub.agreement.agreed}
+        meta: dict[str, Any] = {"totals": row, "claim": self.hub.agreement.agreed}
         meta |= {"gate": hub.gate.state(), "began": hub.began}
         if hub.masking:
             meta["masks"] = hub.masking.state()

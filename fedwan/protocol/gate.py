@@ -32,8 +32,8 @@ _LEAST_OF_ROUND = 3
 """Contributions of which most can be told."""
 _LEAST_FIGURES = 8
 _MENDS = (
-    "lower that site's inner learning rate or clip its gradients, or raise round.gate if all sites' "
-    "contributions grow"
+    "lower that site's inner learning rate or clip its gradients, or raise round.gate if all "
+    "sites' contributions grow"
 )
 _MEMORY = 8
 """Figures that are kept, in units of the fewest that bound anything."""
@@ -105,16 +105,14 @@ class Gate:
             self._merged[name] = kept
 
 
-def overcounted(
-    figures: Mapping[str, float], present: Mapping[str, float], most: float
-) -> str:
+def overcounted(figures: Mapping[str, float], present: Mapping[str, float], most: float) -> str:
     """Why counters cannot be true: they are more than `most` above the present ones; or nothing."""
     for what, value in present.items():
         if figures.get(what, 0.0) > value + most:
             return (
                 f"{what} {figures[what]:.3g} is more than {most:.3g} above the run's {value:.3g}, "
-                "which its steps cannot have counted; register an integer buffer that is no counter "
-                "with persistent=False, or keep it at home with network.NETWORK.exclude"
+                "which its steps cannot have counted; register an integer buffer that is no "
+                "counter with persistent=False, or keep it at home with network.NETWORK.exclude"
             )
     return ""
 

@@ -152,7 +152,9 @@ class Rounds(Generic[C, U]):
 
     def _most_steps(self, fragment: int) -> int:
         # Shifted for the first time; and a step that a site repeats that begins anew.
-        return self._fragments[fragment].steps(self._strategy.h) + self._fragments[fragment].offset + 1
+        return (
+            self._fragments[fragment].steps(self._strategy.h) + self._fragments[fragment].offset + 1
+        )
 
     def most_counted(self, fragment: int) -> float:
         """How far a contribution's integer buffers may be above the global ones.

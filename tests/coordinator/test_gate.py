@@ -105,7 +105,12 @@ def test_in_the_first_rounds_what_is_far_above_the_others_is_left_out_and_all_go
 
 @pytest.mark.parametrize(
     ("role", "factor"),
-    [(Role.PARAMETER, 10**6), (Role.MEAN, 10**18), (Role.VARIANCE, 10**18), (Role.COUNTER, 1 << 61)],
+    [
+        (Role.PARAMETER, 10**6),
+        (Role.MEAN, 10**18),
+        (Role.VARIANCE, 10**18),
+        (Role.COUNTER, 1 << 61),
+    ],
 )
 def test_over_sockets_the_first_contribution_of_a_site_cannot_spoil_the_weights(
     role: Role, factor: int, tmp_path: Path, identities: Path
