@@ -236,7 +236,10 @@ class Wires(ExitStack):
                 if self._proxied:
                     self.proxy = self.enter_context(flaky_proxy(self._port))
             port = self.proxy.port if self.proxy and name == self._proxied else self._port
-            return self.enter_context(dialling(port, self._identities / name, chunk_bytes=1 << 10))
+            found = dialling(port, self._identities / name, chunk_bytes=1 << 10)
+            wired: Any = self.enter_context(found)
+            wired._hub, wired._site = hub_of(link), name  # for links that rewrite what passes
+            return wired  # type: ignore[no-any-return]
 
 
 def await_control(bench: Bench, link: GrpcLink, site: str) -> None:

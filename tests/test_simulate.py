@@ -237,13 +237,13 @@ def test_batch_norm_statistics_stay_sound(recipe: ModuleType, h: int, tmp_path: 
     assert all(same_bits(weights(workload), ran.state) for workload in ran.workloads.values())
 
 
-def test_diloco_at_20_steps_sends_at_most_a_19th_of_what_sync_sends(tmp_path: Path) -> None:
+def test_diloco_at_20_steps_sends_at_most_an_18th_of_what_sync_sends(tmp_path: Path) -> None:
     totals = [
         run_tiny(tmp_path / name, tiny_config(name, h=h, steps=200)).result.totals
         for name, h in (("diloco", 20), ("sync", 1))
     ]
     diloco, sync = (t.bytes_up + t.bytes_down for t in totals)
-    assert sync >= 19 * diloco
+    assert sync >= 18 * diloco
 
 
 # Faults ------------------------------------------------------------------------------------------

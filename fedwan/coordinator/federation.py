@@ -33,6 +33,9 @@ from fedwan.protocol.rounds import Rounds
 TICK_S = 0.5
 """How often the run looks for lost sites while nothing arrives."""
 
+CLOCKS_S = 60.0
+"""By which a site may count more seconds than have passed here: clocks differ, and may be set."""
+
 LONGEST_FAILURE = 1000
 """Characters of how a site says that it failed."""
 
@@ -81,6 +84,8 @@ class Federation:
         self._refusals: dict[str, Refusals] = defaultdict(Refusals)
         self._joins: dict[str, Allowance] = defaultdict(Allowance)
         """Of new sessions, each of which is in the journal."""
+        self.began = time.time()
+        """When the run began, however often it was started, in Unix seconds."""
         self._began_s = time.monotonic()
         self._snapshots = Snapshots()
 
@@ -97,6 +102,10 @@ class Federation:
         if self._intake is None:
             raise SessionLost("the run has not begun; join first")
         return self._intake
+
+    def passed_s(self) -> float:
+        """Seconds since the run began, those of a machine that slept among them; at most."""
+        return CLOCKS_S + max(time.time() - self.began, time.monotonic() - self._began_s)
 
     def start(self, rounds: CoordinatorRounds, intake: Intake) -> None:
         """The sites agree: admit them."""
@@ -145,7 +154,17 @@ class Federation:
             verdict, merges = self.rounds.advance(now_s, len(self.live()), gone)
             if verdict == "close" and not self.rounds.updates.keeps_past:
                 self._snapshots.clear()
+            if verdict == "close" and self.rounds.round and self.rounds.round.is_held:
+                merges = self._sift(merges)
             return verdict, merges
+
+    def _sift(self, merges: list[Merge[Contribution]]) -> list[Merge[Contribution]]:
+        """What is merged of all that a round was given where nothing tells what is usual."""
+        odd = self.gate.odd_ones([merge.contribution.measures.figures() for merge in merges])
+        for place, why in odd.items():
+            self.rounds.leave_out(merges[place])
+            self.refuse_contribution(merges[place].key.site, why)
+        return [merge for place, merge in enumerate(merges) if place not in odd]
 
     def publish(self, payload: Payload, *, is_own: bool = False) -> None:
         """See `Rounds.publish`; frees the contributions that are done with."""
@@ -274,6 +293,12 @@ class Federation:
         if self._rounds is not None:
             self._rounds.expect(self.registry.awaited())
         self.changed.notify_all()
+
+    def refuse_contribution(self, site: str, why: str) -> None:
+        """Count it, and tell of it."""
+        self.rounds.refused[site] += 1
+        self.last_refusal = f"contribution of {site} refused: {why}"
+        self._refuse(site, self.last_refusal)
 
     def _refuse(self, site: str, text: str) -> None:
         with self.changed:

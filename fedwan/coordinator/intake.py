@@ -26,6 +26,7 @@ from fedwan.errors import FedwanError, PayloadError
 from fedwan.fragments import Fragment, whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.buffer import Buffer, FileBuffer, UploadReception
+from fedwan.protocol.gate import LARGEST_COUNTER
 from fedwan.protocol.round import Key
 from fedwan.state import Layout, Role, network_of
 from fedwan.workloads.optim import is_moment
@@ -181,7 +182,7 @@ def inspect(payload: Source, layout: Layout, codec: Codec) -> Measures:
         spec, network = layout[name], network_of(name)
         if spec.role is not Role.PARAMETER and not spec.dtype.is_floating_point:
             if spec.num_values and not is_moment(name):
-                what = f"{network}'s largest counter"
+                what = LARGEST_COUNTER.format(network)
                 buffers[what] = max(buffers[what], float(coded.tensor().max()))
             continue
         square = coded.sum_of_squares()

@@ -7,10 +7,11 @@ merged contribution and the update.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,12 @@ import safetensors.torch
 import torch
 import xxhash
 
-from fedwan.codecs import Payload, fp32, plain
+from fedwan.codecs import Coded, Payload, fp32, plain
 from fedwan.config import Config
-from fedwan.errors import CheckpointError, ConfigError
+from fedwan.errors import CheckpointError, ConfigError, UserError
 from fedwan.fragments import Fragment, rounds_done
 from fedwan.link import wire_pb2 as wire
+from fedwan.protocol.gate import LARGEST_COUNTER
 from fedwan.state import (
     Layout,
     Role,
@@ -35,6 +37,7 @@ from fedwan.state import (
     hash_state,
     layout_from_json,
     layout_to_json,
+    network_of,
     read_tensors,
     read_tensors_meta,
     select_prefix,
@@ -126,6 +129,9 @@ class GlobalModel:
         self._lock = threading.Lock()
         self.takes_over = False
         """Whether the latest update is one site's contribution, bit for bit."""
+        self.is_whole = True
+        """Whether weights and outer state are of the same version: not after a commit that failed.
+        """
 
     def commit(
         self,
@@ -138,8 +144,10 @@ class GlobalModel:
     ) -> Payload:
         """One outer update, of all networks or none, as sites will get it; `merged` is emptied.
 
-        What is not in `merged` stays as it is.
+        What is not in `merged` stays as it is. A `UserError` if weights that are no numbers would
+        come of it, or an outer step fails.
         """
+        self.is_whole = False
         deltas = dict(merged) if is_alone else {}
         for name in fragment.layout.keys() - merged.keys():
             present = self.state[name]
@@ -159,6 +167,7 @@ class GlobalModel:
             if self._down.is_exact
             else dict(self._down.read_each(payload, fragment.layout))
         )
+        self._check(update)
         with self._lock:
             self._residual |= residual
             self._server_step.commit(update)
@@ -173,7 +182,19 @@ class GlobalModel:
                 self._half_life,
             )
             self.versions[fragment.index] += 1
+        self.is_whole = True
         return payload
+
+    def _check(self, update: Mapping[str, Coded]) -> None:
+        """One pass over what is about to move the weights."""
+        for name, coded in update.items():
+            is_float = self.layout[name].dtype.is_floating_point
+            if is_float and not math.isfinite(coded.sum_of_squares()):
+                raise UserError(
+                    f"the update of {name!r} holds values that are not finite, or too large to "
+                    "square; the weights before it are kept: lower the learning rates, and "
+                    "continue with --resume"
+                )
 
     @property
     def version(self) -> int:
@@ -183,6 +204,15 @@ class GlobalModel:
     def version_of(self, versions: Sequence[int]) -> int:
         """The same of other versions of the fragments."""
         return rounds_done(self.fragments, versions)
+
+    def counters(self, fragment: int) -> dict[str, float]:
+        """The largest integer buffer of each network, by the name of its figure."""
+        largest: dict[str, float] = {}
+        for name, spec in self.fragments[fragment].layout.items():
+            if spec.role is Role.COUNTER and spec.num_values and not is_moment(name):
+                what = LARGEST_COUNTER.format(network_of(name))
+                largest[what] = max(largest.get(what, -math.inf), float(self.state[name].max()))
+        return largest
 
     def hash_of(self, fragment: Fragment) -> str:
         """`hash_state` of a fragment's global weights; 1 s a GB, once for each version."""

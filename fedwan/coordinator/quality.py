@@ -1,5 +1,8 @@
 """What sites found together when they measured quality.
 
+Of data that all share, two sites that measure the same version should find the same. Where they do
+not, one of them lies, or computes otherwise: it is told, and what is worse is kept.
+
 Where each site has data of its own, the Frechet distance is that of all their held-out data
 together: they hand in moments, never samples. Other figures are means over the sites.
 """
@@ -21,6 +24,8 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.limits import Report
 from fedwan.state import State, select_prefix
 
+TOLERANCE = 0.05
+"""By which an fd of the same weights may differ between sites, of other hardware at most."""
 PAST_VERSIONS = 1000
 """Versions whose place in the run is remembered, for reports of quality that come later."""
 
@@ -53,6 +58,7 @@ class Quality:
         self._record = record
         self._on_samples = on_samples
         self._steps: dict[int, int] = {}
+        self._latest: Finding | None = None
 
     def note(self, version: int, step: int) -> None:
         """Where in the run a version is."""
@@ -64,7 +70,8 @@ class Quality:
         """Have the weights measured, if possible by a site that keeps up; who was asked."""
         hub = self._hub
         with hub.changed:
-            asked = hub.evaluation.choose(hub.live(), hub.rounds.latest)
+            is_last = hub.rounds.is_done
+            asked = hub.evaluation.choose(hub.live(), hub.rounds.latest, is_last=is_last)
             kind, version = wire.CoordinatorSignal.EVALUATE, hub.rounds.version
             for site in asked:
                 hub.registry.tell(site, kind, version=version)
@@ -80,10 +87,10 @@ class Quality:
     def wants(self, version: int) -> bool:
         """Whether that of a version is still to come; asks who can tell."""
         hub = self._hub
-        if self._totals.quality_version >= version:
-            return False
         with hub.changed:
             live = hub.live()
+            if self._totals.quality_version >= version:
+                return not hub.evaluation.is_idle(live)  # another one may find something else
             # Else what all of them answered was refused.
             return not hub.evaluation.is_idle(live) or bool(self.ask()) or not live
 
@@ -95,6 +102,13 @@ class Quality:
         if complaint:
             self._hub.event("warning", site, complaint)
         step = self._steps.get(version, 0)
+        before, self._latest = self._latest, finding
+        if before and before.version == version and before.sites != sites:
+            if text := disagreement(before, finding):
+                self._hub.event("warning", None, text, finding="different_quality")
+            if not _fd(finding) > _fd(before):
+                self._latest = before
+                return
         if version == 0:
             self._totals.untrained = figures
         if version >= self._totals.quality_version:
@@ -124,6 +138,25 @@ def find(reports: Mapping[str, Report]) -> Finding:
     drawn = next((site for site in sites if "generated" in shown[site]), sites[0])
     version = max(report.version for report in reports.values())
     return Finding(sites, version, figures, reports[drawn].samples, complaint)
+
+
+def disagreement(one: Finding, other: Finding) -> str:
+    """What to tell of two sites that measured the same weights on the same data; or nothing."""
+    if math.isclose(_fd(one), _fd(other), rel_tol=TOLERANCE):
+        return ""
+    told = " and ".join(
+        f"{', '.join(each.sites)} an fd of {_fd(each):.4g}" for each in (one, other)
+    )
+    return (
+        f"of version {one.version} {told} were measured by sites on the same data: one of them is "
+        "wrong, or their hardware or libraries differ; the larger one is kept"
+    )
+
+
+def _fd(finding: Finding) -> float:
+    """The larger the worse."""
+    fd = finding.figures.get("fd", 0.0)
+    return fd if math.isfinite(fd) else math.inf
 
 
 def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from fedwan.app import complete, load_strategy, sources
 from fedwan.codecs import Reading
-from fedwan.config import MASKED, Config, site_names
+from fedwan.config import COMMAND, MASKED, Config, site_names
 from fedwan.coordinator.federation import CoordinatorRounds
 from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.mask_keys import Masking
@@ -83,7 +83,9 @@ class CoordinatedRun:
         self.hub = Servicer(run_id, self._registry, agreement, self._write, CHUNK_BYTES)
         self.hub.masking = Masking(run_id, self._names, quorum) if is_masked else None
         self._registry.least = quorum if is_masked else 1
-        self.hub.evaluation = Evaluation(has_own_data(config.data))
+        # Of a script's data nothing is known: what its sites measure may differ.
+        is_shared = config.workload != COMMAND
+        self.hub.evaluation = Evaluation(has_own_data(config.data), pairs=is_shared)
         self.cause = ""
         """Why who started the run ends it; empty while nobody does."""
         self._resumed: GlobalModel | None = None
@@ -120,6 +122,7 @@ class CoordinatedRun:
             claim = Claim(*meta["claim"])
             self.totals = Totals(**meta["totals"])
             self._past_figures = dict(meta["gate"])
+            self.hub.began = float(meta["began"])
             self._past_masks = meta.get("masks")
         except (KeyError, TypeError) as error:
             raise CheckpointError(
@@ -153,7 +156,7 @@ class CoordinatedRun:
         except (RunStopped, UserError) as error:
             if not self.hub.stop_text:
                 self.hub.finish(str(error))
-            if self.hub.model is not None:
+            if self.hub.model is not None and self.hub.model.is_whole:
                 self.checkpoint(self.hub.model)
             self._await_farewells(FAREWELL_S)
             raise
@@ -238,6 +241,7 @@ class CoordinatedRun:
         hub, began_s = self.hub, time.monotonic()
         with hub.changed:
             round_ = rounds.begin(began_s)
+            round_.is_held = hub.gate.is_warming(round_.fragment.index)
         fragment = round_.fragment
         merger = self._mergers.of(fragment)
         nominal = rounds.nominal // fragment.times
@@ -388,7 +392,8 @@ class CoordinatedRun:
         totals.dropped = hub.rounds.dropped
         row = asdict(totals) | {"wall_s": self.elapsed_s()}
         self._version_lines.wait()
-        meta = {"totals": row, "claim": self.hub.agreement.agreed, "gate": hub.gate.state()}
+        meta: dict[str, Any] = {"totals": row, "claim": self.hub.agreement.agreed}
+        meta |= {"gate": hub.gate.state(), "began": hub.began}
         if hub.masking:
             meta["masks"] = hub.masking.state()
         versions = list(model.versions)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import TypeVar
 
@@ -23,6 +23,7 @@ from fedwan.link.base import Delivery, Signals
 from fedwan.link.buffer import UploadReception
 from fedwan.output.records import SPENT
 from fedwan.protocol.agreement import Claim
+from fedwan.protocol.gate import overcounted
 from fedwan.protocol.limits import bound, read_report
 from fedwan.protocol.round import Key
 
@@ -41,7 +42,7 @@ def _bounded(call: Callable[[Servicer, str, M], R]) -> Callable[[Servicer, str, 
     @wraps(call)
     def checked(self: Servicer, site: str, message: M) -> R:
         try:
-            bound(message)
+            bound(message, self.passed_s())
             return call(self, site, message)
         except PayloadError as error:
             self._refuse(site, str(error))
@@ -58,7 +59,7 @@ class Servicer(Federation):
     def join(self, site: str, hello: wire.Hello) -> wire.Welcome:
         """See `Hub`."""
         try:
-            bound(hello)
+            bound(hello, self.passed_s())
             claim = self.agreement.claim(Claim.of(hello))  # before the lock
             if self.masking and (problem := self.masking.objection(site, hello.card)):
                 raise PayloadError(problem)
@@ -262,7 +263,7 @@ class Servicer(Federation):
             if self.intake.find(upload) is not reception:
                 return settled or _INCOMPLETE
             if not problem and settled is None and upload.kind == wire.UploadHeader.CONTRIBUTION:
-                problem = self.gate.objection(upload.key.fragment, measures.figures())
+                problem = self._objection(upload.key.fragment, measures.figures())
             if problem:
                 return self._rejection(upload, problem)
             if settled is not None:
@@ -295,12 +296,14 @@ class Servicer(Federation):
         step = self.rounds.others_step(time.monotonic())
         return wire.Receipt(status=wire.Receipt.STALE, text=text, others_step=step)
 
+    def _objection(self, fragment: int, figures: Mapping[str, float]) -> str:
+        present = self.model.counters(fragment) if self.model else {}
+        counted = overcounted(figures, present, self.rounds.most_counted(fragment))
+        return counted or self.gate.objection(fragment, figures)
+
     def _rejection(self, upload: Upload, text: str) -> wire.Receipt:
-        site = upload.key.site
         self.intake.close(upload)
-        self.rounds.refused[site] += 1
-        self.last_refusal = f"contribution of {site} refused: {text}"
-        self._refuse(site, self.last_refusal)
+        self.refuse_contribution(upload.key.site, text)
         return wire.Receipt(status=wire.Receipt.REJECTED, text=text)
 
     def refuse(self, site: str, text: str) -> None:

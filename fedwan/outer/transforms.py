@@ -9,6 +9,7 @@ so that temporaries are as large as a tensor, not as the model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ class Transform(NamedTuple):
     """(global parameters) -> the first state."""
     update: Callable[[State, State], tuple[State, State]]
     """(merged delta, state) -> (what is to be added to the parameters, the next state)."""
+    gain: float = math.inf
+    """How many times as long as the longest delta so far an update can be, by tensor."""
 
 
 def chain(*transforms: Transform) -> Transform:
@@ -48,7 +51,7 @@ def chain(*transforms: Transform) -> Transform:
             new_state |= add_prefix(str(index), part)
         return delta, new_state
 
-    return Transform(init, update)
+    return Transform(init, update, math.prod(transform.gain for transform in transforms))
 
 
 def sgd(lr: float) -> Transform:
@@ -57,7 +60,7 @@ def sgd(lr: float) -> Transform:
     def update(delta: State, state: State) -> tuple[State, State]:
         return {name: value * -lr for name, value in delta.items()}, state
 
-    return Transform(lambda params: {}, update)
+    return Transform(lambda params: {}, update, abs(lr))
 
 
 def nesterov(lr: float, momentum: float) -> Transform:
@@ -81,7 +84,7 @@ def nesterov(lr: float, momentum: float) -> Transform:
             out[name] = torch.add(value, new[name], alpha=momentum).mul_(-lr)
         return out, add_prefix(_MOMENTUM, new)
 
-    return Transform(init, update)
+    return Transform(init, update, abs(lr) / (1 - momentum))
 
 
 def delayed_nesterov(lr: float, momentum: float, every: int) -> Transform:
@@ -119,4 +122,4 @@ def delayed_nesterov(lr: float, momentum: float, every: int) -> Transform:
                 counts[name] = torch.zeros_like(counts[name])
         return out, joined(momenta, sums, counts)
 
-    return Transform(init, update)
+    return Transform(init, update, abs(lr) / (1 - momentum))

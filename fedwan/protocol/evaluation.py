@@ -1,7 +1,8 @@
 """Which sites measure quality, and whose answers belong together.
 
-Of data that sites share any of them measures the same, so one is asked. Where each site has data of
-its own all are asked.
+Of data that sites share any of them measures the same, so one is asked; now and then, and at the
+end, another one too, which tells whether the first one lies. Where each site has data of its own
+all are asked.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from fedwan.protocol.limits import Report
 
+PAIR_EVERY = 4
+"""Evaluations, of which one is by two sites: each costs the weights once more, and seconds."""
 MOST_MISSED = 3
 """Evaluations, after which those of the sites that have answered are taken."""
 
@@ -17,8 +20,12 @@ MOST_MISSED = 3
 class Evaluation:
     """Asks, and collects answers."""
 
-    def __init__(self, asks_all: bool) -> None:
+    def __init__(self, asks_all: bool, pairs: bool = False) -> None:
         self._asks_all = asks_all
+        self._pairs = pairs
+        """Whether two are asked now and then."""
+        self._num_chosen = 0
+        """Evaluations that one site was asked for, or two."""
         self._asked: set[str] = set()
         """Who has not answered yet."""
         self._refused: set[str] = set()
@@ -28,13 +35,18 @@ class Evaluation:
         self._heard: dict[str, Report] = {}
         self._found: list[Mapping[str, Report]] = []
 
-    def choose(self, live: Sequence[str], latest: Sequence[str]) -> list[str]:
+    def choose(
+        self, live: Sequence[str], latest: Sequence[str], *, is_last: bool = False
+    ) -> list[str]:
         """Whom to ask now; nobody while answers of all sites are still to come."""
         chosen = [name for name in live if name not in self._refused]
         if not self._asks_all:
             # Who has not answered the last question may not answer this one.
             chosen = [name for name in chosen if name not in self._asked] or chosen
-            chosen = ([name for name in latest if name in chosen] or chosen)[:1]
+            here = [name for name in latest if name in chosen]
+            is_pair = self._pairs and (is_last or not self._num_chosen % PAIR_EVERY)
+            self._num_chosen += bool(chosen)
+            chosen = [*here, *(n for n in chosen if n not in here)][: 1 + is_pair]
         elif not self.is_idle(chosen):
             self._missed += 1
             if self._missed < MOST_MISSED:

@@ -5,9 +5,13 @@ running means, of its running variances, and its largest counter. With those tha
 
     bound = median + k max(1.4826 MAD, median / 4)
 
-and none before there are `LEAST_ROUNDS` rounds of them, and 8. The median bears sites that lie as
-long as they are fewer than half. What fits within the bound is not judged: a contribution of the
-right size in the wrong direction is a robust merge's affair. Not locked.
+Before there are `LEAST_ROUNDS` rounds of them, and 8, those of one round are compared when it
+closes: none may be above k times their median. That takes three contributions. The median bears
+sites that lie as long as they are fewer than half. What fits within the bound is not judged: a
+contribution of the right size in the wrong direction is a robust merge's affair.
+
+Whatever k is, no counter may be further above the global one than a round's steps can take it.
+Not locked.
 """
 
 from __future__ import annotations
@@ -21,8 +25,16 @@ from typing import Any
 from fedwan.protocol.policy import MAD_TO_SIGMA
 
 LEAST_ROUNDS = 2
-"""Rounds of all sites that are merged before the first refusal."""
+"""Rounds of all sites that are merged before any is measured by those before."""
+LARGEST_COUNTER = "{}'s largest counter"
+"""The figure of a network's integer buffers."""
+_LEAST_OF_ROUND = 3
+"""Contributions of which most can be told."""
 _LEAST_FIGURES = 8
+_MENDS = (
+    "lower that site's inner learning rate or clip its gradients, or raise round.gate if all "
+    "sites' contributions grow"
+)
 _MEMORY = 8
 """Figures that are kept, in units of the fewest that bound anything."""
 _LEAST_SPREAD = 0.25
@@ -48,10 +60,33 @@ class Gate:
             if value > bound:
                 return (
                     f"{what} {value:.3g} is above {bound:.3g}, the most after a median of "
-                    f"{statistics.median(merged):.3g}; lower that site's inner learning rate or "
-                    "clip its gradients, or raise round.gate if all sites' contributions grow"
+                    f"{statistics.median(merged):.3g}; {_MENDS}"
                 )
         return ""
+
+    def is_warming(self, fragment: int) -> bool:
+        """Whether contributions are measured by one another, once a round has all of them."""
+        merged = [v for key, v in self._merged.items() if key.startswith(f"{fragment}:")]
+        return bool(self._k) and min(map(len, merged), default=0) < self._least
+
+    def odd_ones(self, figures: Sequence[Mapping[str, float]]) -> dict[int, str]:
+        """Of all that a warming round was given, by place, what must not be merged, and why.
+
+        None where no more than half would be left.
+        """
+        odd: dict[int, str] = {}
+        for what in dict.fromkeys(what for each in figures for what in each):
+            values = [each[what] for each in figures if what in each]
+            if len(values) < _LEAST_OF_ROUND or not (median := statistics.median(values)):
+                continue
+            bound = max(1.0, self._k) * median
+            for place, each in enumerate(figures):
+                if each.get(what, 0.0) > bound:
+                    odd[place] = (
+                        f"{what} {each[what]:.3g} is above {bound:.3g}, {self._k:g} times the "
+                        f"median of its round, which closes without it; {_MENDS}"
+                    )
+        return odd if 2 * len(odd) < len(figures) else {}
 
     def note(self, fragment: int, figures: Mapping[str, float]) -> None:
         """A contribution was merged."""
@@ -68,6 +103,18 @@ class Gate:
         for name, values in state.items():
             kept = deque(map(float, values), maxlen=_MEMORY * self._least)
             self._merged[name] = kept
+
+
+def overcounted(figures: Mapping[str, float], present: Mapping[str, float], most: float) -> str:
+    """Why counters cannot be true: they are more than `most` above the present ones; or nothing."""
+    for what, value in present.items():
+        if figures.get(what, 0.0) > value + most:
+            return (
+                f"{what} {figures[what]:.3g} is more than {most:.3g} above the run's {value:.3g}, "
+                "which its steps cannot have counted; register an integer buffer that is no "
+                "counter with persistent=False, or keep it at home with network.NETWORK.exclude"
+            )
+    return ""
 
 
 def bound_of(figures: Sequence[float], k: float) -> float:

@@ -30,8 +30,6 @@ _CUT = {"error": 400}
 """Texts that say something and decide nothing: what does not fit is left out."""
 _MOST_COUNT = 1 << 53
 _LARGEST = 1e100
-_MOST_SECONDS = 1e9
-"""Not those that have passed: a site may have worked while there was no coordinator."""
 _MOST_BINS = 1 << 12
 _TAKEN = frozenset({"kind", "t", "version", "step", "site"})
 """What a record of quality holds besides the figures."""
@@ -55,14 +53,17 @@ def is_name(text: str) -> bool:
     return 0 < len(text) <= _LONGEST_NAME and text.isprintable()
 
 
-def bound(message: Message) -> None:
-    """Check a message of a site; texts are cut and names of losses left out in place."""
+def bound(message: Message, passed_s: float) -> None:
+    """Check a message of a site; texts are cut and names of losses left out in place.
+
+    No more seconds are taken than those that have passed since the run began.
+    """
     for field, value in message.ListFields():
         name, kind = field.name, field.type
         if isinstance(value, MutableMapping):
             _bound_map(value)
         elif kind == FieldDescriptor.TYPE_MESSAGE:
-            bound(value)
+            bound(value, passed_s)
         elif kind == FieldDescriptor.TYPE_STRING:
             if name in _CUT:
                 setattr(message, name, shown(value, _CUT[name]))
@@ -70,8 +71,11 @@ def bound(message: Message) -> None:
                 raise PayloadError(f"{name} of {len(value)} characters, {most} are taken")
             elif not value.isprintable():
                 raise PayloadError(f"{name} {value[:40]!r} holds characters that cannot be shown")
-        elif kind == FieldDescriptor.TYPE_DOUBLE and not 0 <= value <= _MOST_SECONDS:
-            raise PayloadError(f"{name} of {value} s; 0 to {_MOST_SECONDS:g} are taken")
+        elif kind == FieldDescriptor.TYPE_DOUBLE and not 0 <= value <= passed_s:
+            raise PayloadError(
+                f"{name} of {value} s, where the run began {passed_s:.0f} s ago at most; set the "
+                "clocks of site and coordinator right"
+            )
         elif (
             kind == FieldDescriptor.TYPE_UINT64
             and (value := max(value) if isinstance(value, Sequence) else value) > _MOST_COUNT

@@ -61,6 +61,10 @@ class Round(Generic[C]):
     last_s: float = 0.0
     """When the last contribution came that was in time, in seconds from the beginning."""
     is_closed: bool = False
+    is_held: bool = False
+    """Whether nothing is merged before it closes: what is may depend on all that it is given."""
+    left_out: list[Key] = field(default_factory=list)
+    """What it was given and is not merged."""
 
     @property
     def samples(self) -> int:
@@ -88,6 +92,8 @@ class Round(Generic[C]):
         if self.is_on_arrival:
             return [next(iter(self.whole))] if closes else []
         lacking = self.lacking()
+        if self.is_held and not closes:
+            return []
         count = self.waiting.index(lacking[0]) if lacking and not closes else len(self.waiting)
         ready = [(self.version, name) for name in self.waiting[:count] if name not in lacking]
         self.waiting = lacking if closes else self.waiting[count:]

@@ -27,6 +27,8 @@ from fedwan.protocol.updates import U, Updates
 if TYPE_CHECKING:
     from fedwan.strategy import Strategy
 
+COUNTS_OF_A_SAMPLE = 1 << 10
+"""The most that a counter grows by: passes, samples, or tokens."""
 HOPELESS_ROUNDS = 3
 """Contributions of a site, none of which was taken, after which nothing is hoped of it."""
 
@@ -140,15 +142,27 @@ class Rounds(Generic[C, U]):
                 "contribution of 0 samples announced, which has no weight; "
                 "take at least one step between two uploads"
             )
-        fragment = self._fragments[key.fragment]
-        # Shifted for the first time; and a step that a site repeats that begins anew.
-        most = fragment.steps(self._strategy.h) + fragment.offset + 1
+        most = self._most_steps(key.fragment)
         if work.steps > most or work.samples > work.steps * self._batch:
             raise PayloadError(
                 f"contribution of {work.samples} samples in {work.steps} steps announced, where "
                 f"{most} steps of {self._batch} are the most; start site and coordinator with the "
                 "same configuration"
             )
+
+    def _most_steps(self, fragment: int) -> int:
+        # Shifted for the first time; and a step that a site repeats that begins anew.
+        return (
+            self._fragments[fragment].steps(self._strategy.h) + self._fragments[fragment].offset + 1
+        )
+
+    def most_counted(self, fragment: int) -> float:
+        """How far a contribution's integer buffers may be above the global ones.
+
+        Any number where sites move different tensors: some count what a site has.
+        """
+        most = self._most_steps(fragment) * self._batch * COUNTS_OF_A_SAMPLE
+        return math.inf if self._strategy.share else most
 
     def announce(self, key: Key, now_s: float) -> None:
         """A wanted contribution is on its way: its site holds the update before it."""
@@ -259,6 +273,12 @@ class Rounds(Generic[C, U]):
         key = Key(present.fragment.index, version, site)
         return Merge(key, present.whole[version, site], staleness, scale)
 
+    def leave_out(self, merge: Merge[C]) -> None:
+        """What the round has just closed with is not merged; it is done with like what is."""
+        present = self._present()
+        present.merged.remove(merge)
+        present.left_out.append(merge.key)
+
     def deadline_s(self) -> float:
         """When the present round may close without sites that are late; never where it may not."""
         present = self._present()
@@ -272,7 +292,8 @@ class Rounds(Generic[C, U]):
         present = self._present()
         if present.is_on_arrival:
             return not present.whole or num_live < self._policy.quorum
-        return present.waiting[:1] == present.lacking()[:1]
+        lacking = present.lacking()
+        return bool(lacking) if present.is_held else present.waiting[:1] == lacking[:1]
 
     def times(self) -> int:
         """As how many contributions the round's mean is taken by optimisers that count them."""
@@ -303,7 +324,8 @@ class Rounds(Generic[C, U]):
 
     def _forget(self, present: Round[C]) -> list[C]:
         whole = self._whole[present.fragment.index]
-        done = [whole.pop((merge.key.version, merge.key.site)) for merge in present.merged]
+        keys = [*(merge.key for merge in present.merged), *present.left_out]
+        done = [whole.pop((key.version, key.site)) for key in keys]
         _, least = self.least_wanted()
         late = [key for key in whole if key[0] < least]
         self.dropped += len(late)

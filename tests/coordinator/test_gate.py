@@ -14,6 +14,7 @@ from fedwan.config import Config
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
 from fedwan.state import Role
+from tests.planes import Wires
 from tests.support import Ran, RewritingLink, killed_after, run_tiny, tiny_config
 
 ODD = "s3"
@@ -26,16 +27,22 @@ class GrowingLink(RewritingLink):
     """
 
     def __init__(
-        self, inner: Link, versions: range, role: Role = Role.PARAMETER, is_hostile: bool = False
+        self,
+        inner: Link,
+        versions: range,
+        role: Role = Role.PARAMETER,
+        is_hostile: bool = False,
+        factor: int = 1_000_000,
     ) -> None:
         super().__init__(inner, self._grow)
         self._versions = list(versions)
         self._role = role
         self._is_hostile = is_hostile
+        self._factor = factor
 
     def _grow(self, header: wire.UploadHeader, name: str, value: Tensor, role: Role) -> Tensor:
         is_grown = role is self._role and header.version in self._versions
-        return value * 1_000_000 if is_grown else value
+        return value * self._factor if is_grown else value
 
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
         receipt = super().upload(header, payload)
@@ -79,6 +86,64 @@ def test_what_is_far_too_large_is_refused_once_and_the_site_goes_on(
     (text,) = run.events("rejected")
     assert text.startswith(f"contribution of {ODD} refused: {says} ")
     assert max(row["norms"]["velocity"] for row in run.rounds()) < 100
+
+
+@pytest.mark.parametrize("strategy", ["diloco", "streaming_diloco", "scaffnew"])
+@pytest.mark.parametrize("role", [Role.PARAMETER, Role.VARIANCE])
+def test_in_the_first_rounds_what_is_far_above_the_others_is_left_out_and_all_go_on(
+    strategy: str, role: Role, tmp_path: Path
+) -> None:
+    config = tiny_config(strategy, sites=4, h=2, steps=24, kind="regression")
+    run = ran(tmp_path, config, lambda link: GrowingLink(link, range(2), role))
+    told = run.events("rejected")
+    assert len(told) >= 2 and all(text.startswith(f"contribution of {ODD} ") for text in told)
+    assert len(told) + run.result.totals.contributions == 48 * len(run.result.model.versions)
+    assert max(row["norms"]["velocity"] for row in run.rounds()) < 100
+    assert len(run.hashes) == 1
+    assert all(value.abs().max() < 100 for value in run.state.values())
+
+
+@pytest.mark.parametrize(
+    ("role", "factor"),
+    [
+        (Role.PARAMETER, 10**6),
+        (Role.MEAN, 10**18),
+        (Role.VARIANCE, 10**18),
+        (Role.COUNTER, 1 << 61),
+    ],
+)
+def test_over_sockets_the_first_contribution_of_a_site_cannot_spoil_the_weights(
+    role: Role, factor: int, tmp_path: Path, identities: Path
+) -> None:
+    with Wires(identities) as wires:
+
+        def wrap(name: str, link: Link) -> Link:
+            wire = wires.wrap(name, link)
+            is_odd = name == ODD
+            return GrowingLink(wire, range(1), role, factor=factor) if is_odd else wire  # type: ignore[return-value]
+
+        run = run_tiny(tmp_path, tiny_config(sites=3, h=2, steps=8), norm=True, wrap=wrap)
+    (text,) = run.events("rejected")
+    assert text.startswith(f"contribution of {ODD} refused: velocity's ")
+    assert len(run.hashes) == 1
+    assert all(value.abs().max() < 100 for value in run.state.values())
+
+
+@pytest.mark.parametrize("strategy", ["diloco", "sync", "async_diloco"])
+def test_a_counter_beyond_what_steps_can_count_is_refused_of_one_site_of_two(
+    strategy: str, tmp_path: Path
+) -> None:
+    h = 1 if strategy == "sync" else 2
+    config = tiny_config(strategy, sites=2, h=h, steps=6 * h, round={"quorum": 2})
+
+    def wrap(name: str, link: Link) -> Link:
+        return GrowingLink(link, range(1), Role.COUNTER) if name == "s2" else link  # type: ignore[return-value]
+
+    run = run_tiny(tmp_path, config, norm=True, wrap=wrap)
+    (text,) = run.events("rejected")
+    assert f"velocity's largest counter {h}e+06 is more than" in text
+    counters = [v for v in run.state.values() if not v.is_floating_point()]
+    assert counters and all(int(value) < 100 for value in counters)
 
 
 def test_a_hostile_site_does_not_end_the_run_of_a_quorum(tmp_path: Path) -> None:

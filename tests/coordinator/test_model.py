@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from fedwan.codecs import Codec, bf16, fp32
-from fedwan.config import Config, DataConfig
+from fedwan.config import Config, DataConfig, InnerConfig
+from fedwan.coordinator import members
 from fedwan.coordinator.model import (
     CHECKPOINT,
     PREVIOUS,
@@ -19,9 +24,12 @@ from fedwan.coordinator.model import (
     go_back,
     update_ema,
 )
-from fedwan.errors import CheckpointError, ConfigError
+from fedwan.coordinator.run import CoordinatedRun
+from fedwan.errors import CheckpointError, ConfigError, FedwanError, SiteEjected, UserError
 from fedwan.fragments import strided
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Link
+from fedwan.site.site import Membership
 from fedwan.state import (
     Layout,
     Role,
@@ -29,6 +37,7 @@ from fedwan.state import (
     clone,
     hash_hashes,
     hash_state,
+    read_tensors,
     read_tensors_meta,
 )
 from fedwan.strategy import Strategy
@@ -36,12 +45,16 @@ from strategies import diloco, local_sgd, sync
 from tests.support import (
     ADAM,
     DyingLink,
+    RewritingLink,
     Stopped,
+    TinyWorkload,
     build_strategy,
+    killed_after,
     random_state,
     run_tiny,
     same_bits,
     spec,
+    take_part,
     tiny_config,
 )
 
@@ -104,6 +117,42 @@ def test_parameters_are_kept_in_fp32_whatever_the_sites_have() -> None:
     model.commit(model.fragments[0], {"generator/w": torch.full((2,), 1e-3)}, samples=1)
     assert model.state["generator/w"].dtype == torch.float32
     assert 0 < float(1 - model.state["generator/w"][0]) < 1e-2  # bf16 would have lost it
+
+
+@pytest.mark.parametrize("name", ["generator/running_var", "generator/w"])
+def test_an_update_that_is_not_finite_is_told_by_tensor_and_moves_nothing(name: str) -> None:
+    model = make_model(strategy_of("sync"))
+    advance(model, range(1, 3))
+    before, average = clone(model.state), clone(model.ema)
+    merged = positive_state(3)
+    merged[name].view(-1)[0] = math.inf
+    with pytest.raises(UserError, match=f"the update of '{name}' holds values that are not finite"):
+        model.commit(model.fragments[0], merged, samples=30)
+    assert same_bits(model.state, before) and same_bits(model.ema, average)
+    assert model.versions == [2] and not model.is_whole
+
+
+def test_a_run_whose_step_leaves_no_numbers_ends_with_the_checkpoint_before_it(
+    tmp_path: Path,
+) -> None:
+    inner = {"velocity": InnerConfig(name="sgd", lr=1e-2, beta1=0.0)}
+    config = tiny_config("sync", inner, sites=2, h=1, steps=6, checkpoint={"every": 1})
+    after = CoordinatedRun._after_version
+
+    def spoil(run: CoordinatedRun, model: GlobalModel, before: int) -> None:
+        after(run, model, before)
+        if model.version == 2:
+            (optimizer,) = model._server_step._optimizers.values()  # type: ignore[attr-defined]
+            optimizer.param_groups[0]["lr"] = math.inf
+
+    says = r"the step of velocity left .* lower inner.velocity.lr"
+    with (
+        patch.object(CoordinatedRun, "_after_version", spoil),
+        pytest.raises(FedwanError, match=says),
+    ):
+        run_tiny(tmp_path, config)
+    tensors, meta = read_tensors(tmp_path / "checkpoint" / CHECKPOINT)
+    assert meta["versions"] == [2] and all(bool(v.isfinite().all()) for v in tensors.values())
 
 
 # Snapshots ---------------------------------------------------------------------------------------
@@ -241,3 +290,37 @@ def test_a_run_goes_back_to_a_checkpoint_that_is_kept(tmp_path: Path) -> None:
     again = run_tiny(out, config, resume=True)
     assert again.hashes == {sha256}
     assert min(row["version"] for row in again.rounds()) == before[0] + 1
+
+
+def test_a_run_goes_back_to_before_a_site_lied_and_ends_as_if_it_had_been_put_out_then(
+    tmp_path: Path,
+) -> None:
+    config = tiny_config(sites=3, steps=16, h=2, round={"gate": 0.0}, checkpoint={"every": 2})
+    after = CoordinatedRun._after_version
+
+    def part(member: Membership, workload: TinyWorkload) -> None:
+        with suppress(SiteEjected):
+            take_part(member, workload)
+
+    def lying(name: str, link: Link) -> Link:
+        def change(header: wire.UploadHeader, _: str, value: Tensor, role: Role) -> Tensor:
+            return -9 * value if header.version >= 2 and role is Role.PARAMETER else value
+
+        return RewritingLink(link, change) if name == "s3" else link  # type: ignore[return-value]
+
+    def ejecting(version: int) -> Any:
+        def eject(run: CoordinatedRun, model: GlobalModel, before: int) -> None:
+            after(run, model, before)
+            if model.version == version:
+                members.answer(run, {"ask": "eject", "site": "s3"})
+
+        return patch.object(CoordinatedRun, "_after_version", eject)
+
+    with ejecting(2):
+        honest = run_tiny(tmp_path / "a", config, part=part)
+    with ejecting(4), killed_after(4):
+        run_tiny(tmp_path / "b", config, part=part, wrap=lying)
+    go_back(tmp_path / "b" / "checkpoint", 2)
+    ran = run_tiny(tmp_path / "b", config, part=part, wrap=lying, resume=True)
+    assert {row["site"] for row in ran.rounds()} == {"s1", "s2"}
+    assert hash_state(ran.state) == hash_state(honest.state)

@@ -7,8 +7,9 @@ import json
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from rich.console import Console
 from safetensors.torch import save
 
 from fedwan.codecs import fp32
-from fedwan.errors import PayloadError
+from fedwan.errors import JoinRefused, PayloadError
 from fedwan.link import rpc, server
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
@@ -29,9 +30,20 @@ from fedwan.output.board import read_run
 from fedwan.output.live import render_board
 from fedwan.output.report import write_report
 from fedwan.protocol.limits import Refusals, bound, shown
+from fedwan.site.site import Membership
 from fedwan.state import layout_from_json
-from tests.planes import Bench, eventually, header_of, payload_of, serving, stub_of
-from tests.support import NET, WrappedLink, hub_of, run_tiny, tiny_config
+from tests.planes import Bench, Wires, eventually, header_of, payload_of, serving, stub_of
+from tests.support import (
+    NET,
+    TinyWorkload,
+    WrappedLink,
+    hub_of,
+    killed_after,
+    run_tiny,
+    take_part,
+    tiny_config,
+    tiny_shard,
+)
 
 INF, NAN, ESC = float("inf"), float("nan"), "\x1b]0;owned\x07"
 Make = Callable[[wire.UploadHeader], Any]
@@ -77,7 +89,7 @@ HOSTILE: dict[str, tuple[Make, str]] = {
     "no samples": (work(samples=0), "no weight"),
     "compute_s nan": (work(compute_s=NAN), "compute_s of nan"),
     "wait_s below 0": (work(wait_s=-1.0), "wait_s of -1.0"),
-    "300 years": (work(compute_s=1e10), "compute_s of 10000000000.0 s"),
+    "an hour of a minute": (work(compute_s=3600.0), "compute_s of 3600.0 s, where the run began"),
     "400 digits": (report('{"fd": ' + "9" * 400 + "}"), "'fd' is no number"),
     "named t": (report('{"fd": 1.0, "t": 0}'), "a figure named 't'"),
     "700 deep": (report('{"a": ' + "[" * 700 + "]" * 700 + "}"), "'a' is no number"),
@@ -99,8 +111,8 @@ HOSTILE: dict[str, tuple[Make, str]] = {
     "wait_s nan": (ask(wait_s=NAN), "wait_s of nan"),
     "a fragment that is none": (ask(fragment=7), "download of fragment 7"),
     "a farewell": (
-        lambda header: wire.Farewell(session=header.session, work=wire.Work(compute_s=1e10)),
-        "compute_s of 10000000000.0 s",
+        lambda header: wire.Farewell(session=header.session, work=wire.Work(wait_s=3600.0)),
+        "wait_s of 3600.0 s, where the run began",
     ),
 }
 METHODS = {
@@ -133,41 +145,47 @@ def have_asked(hub: Any) -> None:
         hub.registry.sites["s1"].owed[kind] = wire.CoordinatorSignal(kind=kind)
 
 
+class Lies(ExitStack):
+    """S1 says some of it over a socket, before its contribution to version 1; `answers` by name."""
+
+    def __init__(self, identities: Path, names: Iterable[str]) -> None:
+        super().__init__()
+        self.answers: dict[str, str] = {}
+        self._identities, self._names = identities, list(names)
+
+    def wrap(self, name: str, link: Link) -> Link:
+        if name != "s1":
+            return link
+        plane = self.enter_context(serving(hub_of(link), self._identities))
+        stub, lies = self.enter_context(stub_of(plane.port, self._identities / "s1")), self
+
+        class Lying(WrappedLink):
+            def upload(self, header: wire.UploadHeader, payload: Any) -> wire.Receipt:
+                if header.version == 1 and header.kind == wire.UploadHeader.CONTRIBUTION:
+                    lies.tell(hub_of(link), stub, header)
+                return self._inner.upload(header, payload)
+
+        return Lying(link)  # type: ignore[return-value]
+
+    def tell(self, hub: Any, stub: Any, header: wire.UploadHeader) -> None:
+        for name in self._names:
+            make = HOSTILE[name][0]
+            if "report" in make.__qualname__:
+                have_asked(hub)
+            copy = wire.UploadHeader()
+            copy.CopyFrom(header)
+            copy.session, copy.chunk_bytes = hub.registry.sites["s1"].session, 1 << 16
+            self.answers[name] = send(stub, make(copy))
+        self.answers["unasked"] = send(stub, report(version=1)(header))
+
+
 def test_a_run_ends_on_the_same_bits_though_a_site_lies(tmp_path: Path, identities: Path) -> None:
     config = tiny_config(h=3, steps=9, sites=2)
     (expected,) = run_tiny(tmp_path / "a", config).hashes
-    answers: dict[str, str] = {}
-    lock, stack = threading.Lock(), ExitStack()
-    stubs: list[Any] = []
-
-    class Lying(WrappedLink):
-        def upload(self, header: wire.UploadHeader, payload: Any) -> wire.Receipt:
-            if header.version == 1 and header.kind == wire.UploadHeader.CONTRIBUTION:
-                self.lie(header)
-            return self._inner.upload(header, payload)
-
-        def lie(self, header: wire.UploadHeader) -> None:
-            hub = hub_of(self._inner)
-            for name, (make, _) in HOSTILE.items():
-                if "report" in make.__qualname__:
-                    have_asked(hub)
-                copy = wire.UploadHeader()
-                copy.CopyFrom(header)
-                copy.session, copy.chunk_bytes = hub.registry.sites["s1"].session, 1 << 16
-                answers[name] = send(stubs[0], make(copy))
-            answers["unasked"] = send(stubs[0], report(version=1)(header))
-
-    def wrap(name: str, link: Link) -> Link:
-        with lock:
-            if name == "s1":
-                plane = stack.enter_context(serving(hub_of(link), identities))
-                stubs.append(stack.enter_context(stub_of(plane.port, identities / "s1")))
-                return Lying(link)  # type: ignore[return-value]
-        return link
-
-    with stack:
-        ran = run_tiny(tmp_path / "b", config, wrap=wrap)
+    with Lies(identities, HOSTILE) as lies:
+        ran = run_tiny(tmp_path / "b", config, wrap=lies.wrap)
     assert ran.hashes == {expected}
+    answers = lies.answers
     for name, (_, text) in HOSTILE.items():
         assert text in answers[name], name
     assert "nobody asked s1" in answers["unasked"]
@@ -178,6 +196,98 @@ def test_a_run_ends_on_the_same_bits_though_a_site_lies(tmp_path: Path, identiti
     board, _ = read_run(tmp_path / "b")
     Console(file=io.StringIO()).print(render_board(board, 1.0))
     write_report(tmp_path / "b")
+
+
+def test_a_run_that_was_lied_to_goes_on_when_it_is_resumed(
+    tmp_path: Path, identities: Path
+) -> None:
+    config = tiny_config(h=3, steps=9, sites=2, checkpoint={"every": 1})
+    (expected,) = run_tiny(tmp_path / "a", config).hashes
+    with Lies(identities, ("compute_s nan", "a farewell")) as lies, killed_after(2):
+        run_tiny(tmp_path / "b", config, wrap=lies.wrap)
+    ran = run_tiny(tmp_path / "b", config, resume=True)
+    assert lies.answers and ran.hashes == {expected}
+    assert 0 < ran.result.totals.compute_s < 1e3 and ran.result.totals.rejected == 3
+    board, _ = read_run(tmp_path / "b")
+    Console(file=io.StringIO()).print(render_board(board, 1.0))
+    write_report(tmp_path / "b")
+    assert json.loads(json.dumps(asdict(ran.result.totals), allow_nan=False))
+
+
+def test_samples_that_nobody_took_do_not_end_a_run_that_counts_them(
+    tmp_path: Path, identities: Path
+) -> None:
+    config = tiny_config("async_diloco", h=2, steps=24, sites=2)
+    with Lies(identities, ("samples beyond any", "samples of all others")) as lies:
+        ran = run_tiny(tmp_path, config, wrap=lies.wrap)
+    assert ran.result.totals.rejected == len(lies.answers) == 3
+    assert 2 * 24 * 4 <= ran.result.totals.samples < 2 * 24 * 4 + 2 * 2 * 4
+    assert ran.result.model.versions[0] > 12 and len(ran.hashes) == 1
+
+
+def test_the_first_to_join_locks_nobody_out_with_weights_that_it_made_up(
+    tmp_path: Path, identities: Path
+) -> None:
+    is_heard = threading.Event()
+
+    class Inventing(WrappedLink):
+        def join(self, hello: wire.Hello) -> wire.Welcome:
+            hello.initial_sha256 = "0" * 64
+            welcome: wire.Welcome = self._inner.join(hello)
+            is_heard.set()
+            return welcome
+
+    def part(member: Membership, workload: TinyWorkload) -> None:
+        if member.name == "s1":
+            with pytest.raises(JoinRefused, match="its initial weights hash to 000000000000, the"):
+                take_part(member, workload)
+        elif is_heard.wait(20.0):
+            take_part(member, workload)
+
+    config = tiny_config(h=3, steps=9, sites=3, round={"quorum": 2, "patience_s": 1.0})
+    with Wires(identities) as wires:
+
+        def wrap(name: str, link: Link) -> Link:
+            wired = wires.wrap(name, link)
+            return Inventing(wired) if name == "s1" else wired  # type: ignore[return-value]
+
+        ran = run_tiny(tmp_path, config, part=part, wrap=wrap)
+    assert {row["site"] for row in ran.rounds()} == {"s2", "s3"} and len(ran.hashes - {""}) == 1
+
+
+def test_a_site_that_makes_its_quality_up_is_told_by_the_second_that_is_asked(
+    tmp_path: Path, identities: Path
+) -> None:
+    config = tiny_config(h=3, steps=18, sites=3, eval={"every": 3})
+    shared = tiny_shard(0).held_out
+
+    class Flattering(WrappedLink):
+        def report(self, report: wire.QualityReport) -> None:
+            if report.version:
+                report.figures_json = '{"fd": 0.0001}'
+            self._inner.report(report)
+
+    def part(member: Membership, workload: TinyWorkload) -> None:
+        shard = replace(tiny_shard(int(member.name[1:])), held_out=shared)
+        take_part(member, workload, shard)
+
+    found = []
+    for liar in ("", "s1"):
+        with Wires(identities) as wires:
+
+            def wrap(name: str, link: Link) -> Link:
+                wired = wires.wrap(name, link)
+                return Flattering(wired) if name == liar else wired  # type: ignore[return-value]  # noqa: B023
+
+            found.append(run_tiny(tmp_path / f"-{liar}", config, part=part, wrap=wrap))
+    honest, ran = found
+    assert ran.hashes == honest.hashes
+    true = honest.result.totals.quality["fd"]
+    assert ran.result.totals.quality["fd"] == true
+    assert not [text for text in honest.events("warning") if "fd of" in text]
+    told = [text for text in ran.events("warning") if "fd of" in text]
+    assert 1 <= len(told) <= 3
+    assert "s1 an fd of 0.0001" in told[-1] and f"s2 an fd of {true:.4g}" in told[-1]
 
 
 def test_names_of_a_site_that_has_new_ones_each_time_come_to_an_end(tmp_path: Path) -> None:
@@ -226,16 +336,16 @@ def test_initial_weights_come_from_another_site_where_the_first_fails(
 
 def test_texts_are_cut_and_names_that_do_not_fit_are_left_out() -> None:
     farewell = wire.Farewell(error=f"{ESC}\n\u202etxt.exe" + "x" * 10**6)
-    bound(farewell)
+    bound(farewell, 0.0)
     assert farewell.error.startswith("?]0;owned? ?txt.exe") and len(farewell.error) == 400
     losses = {str(n): 1.0 for n in range(99)} | {ESC: 1.0, "0": INF}
     header = wire.UploadHeader(work=wire.Work(losses=losses))
-    bound(header)
+    bound(header, 0.0)
     assert len(header.work.losses) == 64 and ESC not in header.work.losses
     assert str(header.work.losses["0"]) == "nan"
     assert shown("a\n\tb  c", 4) == "a b "
     with pytest.raises(PayloadError, match="layout_json of 4194305 characters"):
-        bound(wire.Hello(layout_json=" " * ((4 << 20) + 1)))
+        bound(wire.Hello(layout_json=" " * ((4 << 20) + 1)), 0.0)
 
 
 def test_equal_refusals_are_told_at_powers_of_ten_and_many_others_now_and_then() -> None:

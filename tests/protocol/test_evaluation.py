@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedwan.protocol.evaluation import MOST_MISSED, Evaluation
+from fedwan.protocol.evaluation import MOST_MISSED, PAIR_EVERY, Evaluation
 from fedwan.protocol.limits import Report
 
 SITES = ["s1", "s2", "s3"]
@@ -16,6 +16,20 @@ def test_of_shared_data_another_site_is_asked() -> None:
     evaluation.hear("s2", REPORT)
     assert evaluation.found(SITES) == [{"s2": REPORT}]
     assert evaluation.choose(SITES, SITES) == ["s1"]
+
+
+def test_of_shared_data_two_are_asked_the_first_time_every_fourth_and_at_the_end() -> None:
+    evaluation = Evaluation(asks_all=False, pairs=True)
+    for number in range(2 * PAIR_EVERY):
+        asked = evaluation.choose(SITES, ["s3"])
+        assert asked == (["s3", "s1"] if number % PAIR_EVERY == 0 else ["s3"])
+        for site in asked:
+            assert not evaluation.is_idle(SITES)
+            evaluation.hear(site, REPORT)
+        assert evaluation.found(SITES) == [{site: REPORT} for site in asked]
+    assert evaluation.choose(SITES, SITES) == ["s1", "s2"]
+    assert evaluation.choose(SITES, SITES, is_last=True) == ["s3"], "the others may not answer"
+    assert evaluation.choose(["s1"], [], is_last=True) == ["s1"]
 
 
 def test_of_data_of_their_own_the_others_go_on_without_it() -> None:

@@ -31,6 +31,23 @@ def test_nothing_is_refused_before_two_rounds_of_all_sites_are_merged() -> None:
     assert not refuses(fed([1.0] * 7, sites=1), 1e30) and refuses(fed([1.0] * 8, sites=1), 1e30)
 
 
+def test_before_that_a_round_s_own_are_compared_where_most_agree() -> None:
+    gate = fed([1.0] * (LEAST_ROUNDS * SITES - 1))
+    assert gate.is_warming(0) and not Gate(0.0, SITES).is_warming(0)
+
+    def odd(*norms: float) -> list[int]:
+        return list(gate.odd_ones([{"g's norm": norm} for norm in norms]))
+
+    assert odd(1.0, 2.0, 1e6) == [2] == odd(1.0, 1.2, 30.1, 0.9, 1e-9, 1.1)
+    assert odd(1.0, 1e6) == [] == odd(0.0, 0.0, 1.0) == odd(1.0, 2.0, 40.0)
+    apart = [{"a": 1.0, "b": 1.0}, {"a": 1e6, "b": 1.0}, {"a": 1.0, "b": 1e6}]
+    assert gate.odd_ones(apart) == {}, "there is no majority"
+    (text,) = gate.odd_ones([{"g's norm": norm} for norm in (1.0, 1.0, 1e6)]).values()
+    assert text.startswith("g's norm 1e+06 is above 20, 20 times the median of its round")
+    gate.note(0, {"g's norm": 1.0})
+    assert not gate.is_warming(0) and gate.is_warming(1)
+
+
 def test_the_bound_is_median_plus_k_spreads_and_names_what_it_refuses() -> None:
     values = [1.0, 2.0, 3.0, 4.0, 100.0]
     assert bound_of(values, 10.0) == pytest.approx(3.0 + 10 * 1.4826)

@@ -80,6 +80,21 @@ def test_behind_a_barrier_sites_are_merged_in_their_order_whatever_the_arrivals(
     assert verdict == "close" and merged == list(SITES)
 
 
+def test_a_round_that_is_held_merges_when_it_closes_without_what_is_left_out() -> None:
+    rounds = make(barrier(3, 3, 10.0, max_staleness=1))
+    rounds.begin(0.0).is_held = True
+    for number, site in enumerate(SITES, start=1):
+        send(rounds, site, 0)
+        verdict, merges = rounds.advance(1.0, 3)
+        assert len(merges) == (3 if number == 3 else 0)
+        assert rounds.is_idle(3) == (number < 3)
+    rounds.leave_out(merges[1])
+    assert [merge.key.site for merge in rounds._present().merged] == ["s1", "s3"]
+    assert rounds.settled(Key(0, 0, "s2")) == "accepted", "its bytes are not wanted again"
+    assert len(rounds.publish(Update(1))) == 3 and rounds.latest == ["s1", "s3"]
+    assert not rounds.is_merged(Key(0, 0, "s2")) and close(rounds, "s1", "s2", "s3")[1][0] == "s2"
+
+
 def test_fragments_take_turns_by_when_they_are_due() -> None:
     rounds = make(barrier(1, 1), num_fragments=2, num_versions=2)
     turns = []
