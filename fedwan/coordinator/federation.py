@@ -85,6 +85,8 @@ class Federation:
         """Of new sessions, each of which is in the journal."""
         self._began_s = time.monotonic()
         self._snapshots = Snapshots()
+        self._certificates: dict[str, bytes] = {}
+        """By site, the one that the journal told of last."""
 
     @property
     def rounds(self) -> CoordinatorRounds:
