@@ -112,8 +112,7 @@ def verify(out: Path, ca: Path | None = None) -> dict[str, Any]:
     authorities, these must be theirs, and nothing may be unsigned.
 
     Raises:
-        ConfigError: there is no run, or no journal of it.
-        IdentityError: `ca` cannot be read.
+        ConfigError: there is no run, or no journal of it; or `ca` cannot be read.
         FedwanError: the first line that cannot be, or is not true of the folder's other files.
     """
     from fedwan.output.signatures import Signatures

@@ -15,8 +15,9 @@ from typing import Any
 
 from cryptography.x509 import Certificate
 
+from fedwan.errors import ConfigError
 from fedwan.link.certificates import fingerprint
-from fedwan.link.tls import Role, has_signed, parse_file, read_certificate, read_file
+from fedwan.link.tls import Role, has_signed, parse_file, read_certificate
 from fedwan.output.journal import DURABLE, SIGNED
 from fedwan.protocol.evidence import statement
 
@@ -29,7 +30,7 @@ class Signatures:
     """
 
     def __init__(self, ca: Path | None) -> None:
-        self._authorities = None if ca is None else parse_file(read_file(ca), ca)
+        self._authorities = None if ca is None else _read(ca)
         self._run_id = ""
         self._coordinator: Certificate | None = None
         self._sites: dict[str, list[Certificate]] = defaultdict(list)
@@ -40,9 +41,10 @@ class Signatures:
 
     def take(self, row: Mapping[str, Any], line: bytes) -> None:
         """The next line; a `ValueError` or `IdentityError` tells what is wrong with it."""
-        event = row["event"]
-        if "certificate" in row:
-            self._meet(event, row["site"], row)
+        event, site = row["event"], row.get("site")
+        if "certificate" in row and event in ("start", "resume"):
+            self._coordinator = self._read("the coordinator", "coordinator", row)
+            self._run_id = row["run"]
         self._counts["unsigned_end"] += 1
         if self._coordinator is None:
             if self._authorities is not None and event in DURABLE | {"contribution"}:
@@ -51,17 +53,15 @@ class Signatures:
             self._check_contribution(row)
         elif event in DURABLE:
             self._check_line(row, line, self._coordinator)
+        elif "certificate" in row and site:
+            self._sites[site].append(self._read(site, "site", row))
 
-    def _meet(self, event: str, site: str | None, row: Mapping[str, Any]) -> None:
-        pem, name = row["certificate"].encode(), site or "the coordinator"
-        role: Role = "site" if site else "coordinator"
+    def _read(self, name: str, role: Role, row: Mapping[str, Any]) -> Certificate:
+        pem = str(row["certificate"]).encode()
         shown = read_certificate(name, role, pem, self._authorities)
-        if site:
-            self._sites[site].append(shown)
-        elif event in ("start", "resume"):
-            self._coordinator, self._run_id = shown, row["run"]
         if (key := fingerprint(shown.public_key())) not in self._keys[name]:
             self._keys[name].append(key)
+        return shown
 
     def _check_contribution(self, row: Mapping[str, Any]) -> None:
         said, signature = statement(self._run_id, row), b64decode(row.get("signature", ""))
@@ -85,3 +85,12 @@ class Signatures:
         """For `verify`: signatures, lines after the last of them, and fingerprints of keys."""
         names = ("signed_lines", "signed_contributions", "unsigned_end")
         return {name: self._counts[name] for name in names} | {"keys": dict(self._keys)}
+
+
+def _read(ca: Path) -> list[Certificate]:
+    try:
+        return parse_file(ca.read_bytes(), ca)
+    except OSError as error:
+        raise ConfigError(
+            f"{ca} cannot be read: {error.strerror}; give the ca.crt of the coordinator's identity"
+        ) from None
