@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from base64 import b64decode
 from pathlib import Path
@@ -87,6 +88,31 @@ def test_what_is_signed_is_the_payload_that_arrived_though_it_left_while_it_was_
         hashes.add(index, data[index << 16 : (index + 1) << 16])
     assert arrived is not None and arrived.sha256 == hashes.payload()
     assert not hashes.missing()
+
+
+def test_a_stripe_that_ends_while_another_reads_the_last_chunk_signs_that_too(
+    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+    payload, signing = random_payload(1, bench.layout), threading.Event()
+    sign, read, pauses = Identity.sign, payload.read, [0.3, 0.9]
+
+    def sign_late(identity: Identity, said: bytes) -> bytes:
+        signature = sign(identity, said)
+        signing.set()
+        time.sleep(pauses.pop(0) if pauses else 0.0)
+        return signature
+
+    def read_late(offset: int, size: int) -> Any:
+        if offset + size == payload.num_bytes:
+            signing.wait(0.5)
+        return read(offset, size)
+
+    monkeypatch.setattr(Identity, "sign", sign_late)
+    monkeypatch.setattr(payload, "read", read_late)
+    with joined(bench, identities, channels=2, chunk_bytes=1 << 11) as link:
+        assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
+    assert bench.hub.rejected == 0
 
 
 def test_a_contribution_that_its_site_has_not_signed_is_refused_and_ends_nothing(
