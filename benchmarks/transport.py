@@ -31,6 +31,7 @@ from benchmarks.wan import Star, WanLink
 from fedwan.errors import FedwanError
 from fedwan.link import pki
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Proof
 from fedwan.link.buffer import UploadReception
 from fedwan.link.client import GrpcLink
 from fedwan.link.server import MAX_NOISE_BYTES, DataPlane, Noise
@@ -163,7 +164,9 @@ class _Hub:
         self.reception = self.reception or UploadReception(header, self._folder)
         return self.reception
 
-    def close_stripe(self, site: str, header: wire.UploadHeader) -> wire.Receipt:
+    def close_stripe(
+        self, site: str, header: wire.UploadHeader, proof: Proof | None = None
+    ) -> wire.Receipt:
         missing = self.reception.missing()
         status = wire.Receipt.INCOMPLETE if missing else wire.Receipt.ACCEPTED
         return wire.Receipt(status=status, missing=missing)

@@ -251,9 +251,9 @@ def await_control(bench: Bench, link: GrpcLink, site: str) -> None:
 @contextmanager
 def stub_of(port: int, folder: Path) -> Iterator[Stub]:
     """Bare calls, without any of the site's own manners."""
-    credentials = Identity.load(folder).grpc_channel_credentials()
-    with grpc.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
-        yield Stub(channel, ByteCounter(), f"127.0.0.1:{port}")
+    identity, address = Identity.load(folder), f"127.0.0.1:{port}"
+    with grpc.secure_channel(address, identity.grpc_channel_credentials()) as channel:
+        yield Stub(channel, ByteCounter(), address, identity)
 
 
 class Failure(grpc.RpcError):

@@ -48,6 +48,7 @@ from fedwan.link.client import GrpcLink, dial
 from fedwan.link.framing import Chunk, Part
 from fedwan.link.rpc import ByteCounter, Stub
 from fedwan.link.tls import Identity
+from fedwan.protocol.evidence import ChunkHashes, statement_of
 from fedwan.protocol.rounds import HOPELESS_ROUNDS
 
 CALLS = ("Control", "Download", "Join", "Leave", "Report", "Unmask", "Upload")
@@ -151,7 +152,8 @@ class HostileSite:
         save_json(self._path, {"sent": dict(self._sent), "answers": dict(self._answers)})
 
     def _stub(self) -> Stub:
-        return Stub(dial(self._address, self._identity), ByteCounter(), self._address)
+        identity = self._identity
+        return Stub(dial(self._address, identity), ByteCounter(), self._address, identity)
 
     def belong(self) -> None:
         """Join as an honest site does; contribute NaN to every version, for ever.
@@ -245,11 +247,17 @@ class HostileSite:
             chunk = chunk[: rng.randrange(1, len(chunk))]
         checksum = xxhash.xxh3_64_intdigest(chunk)
         header = self._header(num_bytes, rng.choice((checksum, self._nan.checksum)), len(chunk))
-        yield Part(spoil(rng, header) if rng.random() < 0.7 else header, None)
+        header = spoil(rng, header) if rng.random() < 0.7 else header
+        yield Part(header, None)
         for _ in range(rng.choice((0, 1, 1, 3))):
             offset = rng.choice((0, 0, 1, len(chunk), 2**40, 2**63))
             told = checksum ^ (rng.random() < 0.2)
             yield Part(None, Chunk(offset, told, bytes(chunk), rng.choice((0, 0, 0, 2**40))))
+        hashes = ChunkHashes(1)
+        hashes.add(0, chunk)
+        said = statement_of(header, self._hello.site, hashes.payload())
+        if rng.random() < 0.8:  # else it is refused for that
+            yield Part(wire.UploadHeader(signature=self._identity.sign(said)), None)
 
     def keep_streams(self, number: int) -> None:
         """Control streams of strangers' sessions, for ever."""

@@ -8,11 +8,16 @@ from typing import Annotated
 
 import typer
 
-from fedwan.cli.arguments import JsonPath, NewFolder, RunFolder, write_option
+from fedwan.cli.arguments import JsonPath, NewFolder, RunFolder, option, write_option
 from fedwan.errors import UserError
 
 Last = Annotated[
     bool, typer.Option("--last", help="The last weights instead of their moving average.")
+]
+
+Ca = Annotated[
+    Path | None,
+    option("--ca", "PATH", "Authorities: all must be signed, by certificates of theirs."),
 ]
 
 
@@ -26,25 +31,31 @@ def report(run: RunFolder) -> None:
     typer.echo(write_report(run))
 
 
-def verify(run: RunFolder, json_path: JsonPath = None) -> None:
-    """Check RUN/journal.jsonl: its chain, its versions, and that the checkpoint is one of them.
+def verify(run: RunFolder, ca: Ca = None, json_path: JsonPath = None) -> None:
+    """Check RUN/journal.jsonl: chain, signatures, versions, and that the checkpoint is one of them.
 
     Exits with 1 and names the first line that is wrong; with 2 if there is no journal.
     """
     from fedwan.output.journal import verify as walk
 
-    found = walk(run)
+    found = walk(run, ca)
     write_option(json_path, json.dumps(found, indent=2) + "\n")
     versions, saved = (" ".join(map(str, found[name] or ())) for name in ("versions", "checkpoint"))
     merged = f"from {found['contributions']} contributions, none merged twice"
     events = (f"{count} {event}" for event, count in sorted(found["events"].items()))
+    signed = f"{found['signed_lines']} of lines, {found['signed_contributions']} of contributions"
+    by = f"keys that {ca} knows" if ca else "the keys below; --ca checks whose they are"
     rows = {
         "journal": f"{found['lines']} lines, each follows on the last; hash {found['hash']}",
+        "signatures": f"{signed}, by {by}" if found["signed_lines"] else "none",
         "versions": f"{versions or 'none'}, {merged}",
         "events": ", ".join(events),
         "checkpoint": f"{saved}, with the weights that the journal tells of" if saved else "none",
         "end": "the run is done" if found["is_done"] else "the run is not done",
     }
+    if found["keys"]:
+        told = (f"{', '.join(keys)} of {name}" for name, keys in found["keys"].items())
+        rows["keys"] = ("\n" + 12 * " ").join(told)
     if found["torn_bytes"]:
         rows["note"] = f"{found['torn_bytes']} bytes at the end are no whole line yet"
     for name, text in rows.items():

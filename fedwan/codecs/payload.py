@@ -29,8 +29,6 @@ MAGIC = b"FWPL"
 VERSION = 1
 _HEADER = struct.Struct("<4sB3xII")
 _TRAILER = struct.Struct("<Q")
-TRAILER_BYTES = _TRAILER.size
-"""Its checksum, at the end."""
 _DTYPES = (
     *(torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32),
     *(torch.uint8, torch.bool, torch.int16, torch.int8),
@@ -203,19 +201,13 @@ def read_records(source: Source, entries: Sequence[Entry]) -> Iterator[tuple[Ent
         digest.update(data)
         offset += size
         yield entry, memoryview(data)[: entry.num_bytes]
-    expected = checksum_of(source)
+    expected: int
+    (expected,) = _TRAILER.unpack(source.read(source.num_bytes - _TRAILER.size, _TRAILER.size))
     if digest.intdigest() != expected:
         raise PayloadError(
             f"payload's checksum is {digest.intdigest():016x}, expected {expected:016x}; "
             "it was damaged on the way"
         )
-
-
-def checksum_of(source: Source) -> int:
-    """XXH3-64 that a whole payload ends with."""
-    checksum: int
-    (checksum,) = _TRAILER.unpack(source.read(source.num_bytes - _TRAILER.size, _TRAILER.size))
-    return checksum
 
 
 def _check_head(source: Source, entries: Sequence[Entry]) -> int:

@@ -88,6 +88,8 @@ class Federation:
         """When the run began, however often it was started, in Unix seconds."""
         self._began_s = time.monotonic()
         self._snapshots = Snapshots()
+        self._certificates: dict[str, bytes] = {}
+        """By site, the one that the journal told of last."""
 
     @property
     def rounds(self) -> CoordinatorRounds:

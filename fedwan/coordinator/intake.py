@@ -63,6 +63,10 @@ class Contribution(NamedTuple):
     payload: Buffer | FileBuffer
     work: wire.Work
     measures: Measures
+    sha256: str
+    """Of the payload, as `fedwan.protocol.evidence` has it."""
+    signature: bytes = b""
+    """The site's; empty within a process."""
     bundle: wire.MaskBundle | None = None
     """Shares of the secrets of its masks, if it came under any."""
 

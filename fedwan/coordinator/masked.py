@@ -26,7 +26,6 @@ from Crypto.Protocol.SecretSharing import Shamir
 
 from fedwan.codecs import Codec, Coded
 from fedwan.codecs.masked import KeyStreams, Masked, Sum
-from fedwan.codecs.payload import TRAILER_BYTES
 from fedwan.coordinator.intake import Contribution, Measures
 from fedwan.doctor.sampling import Sample, Sampler
 from fedwan.errors import CheckpointError, RunStopped, UserError
@@ -135,22 +134,22 @@ def saved_sums(
 
 
 def _to_row(merge: Merge[Contribution]) -> dict[str, str]:
-    payload, work, _, bundle = merge.contribution
+    _, work, _, sha256, signature, bundle = merge.contribution
     assert bundle is not None
     return {
         "site": merge.key.site,
         "work": work.SerializeToString().hex(),
         "bundle": bundle.SerializeToString().hex(),
-        "trailer": bytes(payload.read(payload.num_bytes - TRAILER_BYTES, TRAILER_BYTES)).hex(),
+        "sha256": sha256,
+        "signature": signature.hex(),
     }
 
 
 def _from_row(row: Mapping[str, str], fragment: int, version: int) -> Merge[Contribution]:
     bundle = wire.MaskBundle.FromString(bytes.fromhex(row["bundle"]))
     work = wire.Work.FromString(bytes.fromhex(row["work"]))
-    payload = Buffer(TRAILER_BYTES)  # of it, the journal names the checksum
-    payload.write(0, bytes.fromhex(row["trailer"]))
-    contribution = Contribution(payload, work, Measures({}, {}), bundle)
+    proof = row["sha256"], bytes.fromhex(row["signature"])
+    contribution = Contribution(Buffer(0), work, Measures({}, {}), *proof, bundle)
     return Merge(Key(fragment, version, row["site"]), contribution, 0, 1.0)
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedwan.codecs.payload import checksum_of
 from fedwan.coordinator.intake import Contribution
 from fedwan.coordinator.model import GlobalModel
 from fedwan.doctor.diagnosis import LiveDoctor
 from fedwan.doctor.sampling import Direction, Directions, Sample, no_direction
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
+from fedwan.protocol.evidence import fields_of
 from fedwan.protocol.limits import Names
 from fedwan.protocol.round import Merge, Round
 from fedwan.workloads.privacy import EPSILON
@@ -184,16 +185,13 @@ class VersionLines:
 
 
 def contribution_row(merge: Merge[Contribution], nominal: int) -> dict[str, Any]:
-    """For the journal; while the contribution's payload is still there.
+    """For the journal.
 
     `nominal`: samples of a contribution of weight 1.
     """
-    figures = merge.contribution.work.figures
-    return {
-        "event": "contribution",
-        "site": merge.key.site,
-        "version": merge.key.version,
-        "payload": f"{checksum_of(merge.contribution.payload):016x}",
-        "weight": merge.contribution.work.samples / nominal * merge.scale,
-        **({"epsilon": figures[EPSILON]} if EPSILON in figures else {}),
-    }
+    _, work, _, sha256, signature, bundle = merge.contribution
+    row = {"event": "contribution", **fields_of(merge.key, sha256, work, bundle)}
+    row["weight"] = work.samples / nominal * merge.scale
+    if EPSILON in work.figures:
+        row["epsilon"] = work.figures[EPSILON]
+    return row | ({"signature": b64encode(signature).decode()} if signature else {})

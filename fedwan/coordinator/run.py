@@ -142,7 +142,7 @@ class CoordinatedRun:
     def opening(self) -> dict[str, Any]:
         """The journal's line that this start of the run begins with."""
         row = {"kind": "event", "site": None, "sources": self._sources, "sites": self._names}
-        row["config"] = hash_file(self._folder / "config.yaml")
+        row["run"], row["config"] = self._run_id, hash_file(self._folder / "config.yaml")
         if (model := self._resumed) is None:
             return row | {"event": "start", "text": f"run {self._run_id} begins"}
         row |= {"event": "resume", "text": f"resumed at version {model.version}"}

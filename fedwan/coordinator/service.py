@@ -50,11 +50,11 @@ def run_coordinator(
         silence_s=SILENT_HEARTBEATS * HEARTBEAT_S,
     )
     resumed, complaint = run.resume() if resume else (None, "")
-    with Outputs(config, out, resumed) as outputs:
-        outputs.record(run.opening())
+    link, own = config.link, Identity.load(identity, "coordinator")
+    with Outputs(config, out, resumed, own.sign) as outputs:
+        outputs.record(run.opening() | {"certificate": own.cert_pem.decode()})
         if complaint:
             run.event("warning", None, complaint)
-        link, own = config.link, Identity.load(identity, "coordinator")
         if run.hub.masking:
             run.hub.masking.identity = own
         plane = DataPlane(

@@ -10,7 +10,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from google.protobuf.message import Message
 
@@ -19,10 +19,11 @@ from fedwan.coordinator.federation import CoordinatorRounds, Federation
 from fedwan.coordinator.intake import Contribution, Measures, Upload
 from fedwan.errors import PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.base import Delivery, Signals
+from fedwan.link.base import Delivery, Proof, Signals
 from fedwan.link.buffer import UploadReception
 from fedwan.output.records import SPENT
 from fedwan.protocol.agreement import Claim
+from fedwan.protocol.evidence import check_proof, statement_of
 from fedwan.protocol.gate import overcounted
 from fedwan.protocol.limits import bound, read_report
 from fedwan.protocol.round import Key
@@ -33,17 +34,19 @@ _WEIGHTS = (wire.DownloadRequest.GLOBAL, wire.DownloadRequest.EMA, wire.Download
 _ACCEPTED = wire.Receipt(status=wire.Receipt.ACCEPTED)
 _INCOMPLETE = wire.Receipt(status=wire.Receipt.INCOMPLETE)
 M = TypeVar("M", bound=Message)
+P = ParamSpec("P")
 R = TypeVar("R")
+Call = Callable[Concatenate["Servicer", str, M, P], R]
 
 
-def _bounded(call: Callable[[Servicer, str, M], R]) -> Callable[[Servicer, str, M], R]:
+def _bounded(call: Call[M, P, R]) -> Call[M, P, R]:
     """Check a message before the call heeds it; tell of what is refused."""
 
     @wraps(call)
-    def checked(self: Servicer, site: str, message: M) -> R:
+    def checked(self: Servicer, site: str, message: M, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             bound(message, self.passed_s())
-            return call(self, site, message)
+            return call(self, site, message, *args, **kwargs)
         except PayloadError as error:
             self._refuse(site, str(error))
             raise
@@ -105,7 +108,8 @@ class Servicer(Federation):
                     at += ", and takes the steps to it again"
                 why = f"; {hello.error}" if hello.error else ""
                 kind = "rejoin" if is_rejoin else "join"
-                proof = {"certificate": hello.certificate} if hello.certificate else {}
+                proof = {"certificate": hello.certificate.decode()} if hello.certificate else {}
+                self._certificates[site] = hello.certificate
                 self.event(kind, site, f"{site} {verb}{at}{why}", **proof)
             return wire.Welcome(
                 versions=rounds.versions if self.model else [],
@@ -231,7 +235,9 @@ class Servicer(Federation):
             return reception
 
     @_bounded
-    def close_stripe(self, site: str, header: wire.UploadHeader) -> wire.Receipt:
+    def close_stripe(
+        self, site: str, header: wire.UploadHeader, proof: Proof | None = None
+    ) -> wire.Receipt:
         """See `Hub`."""
         upload = _upload(site, header)
         with self.changed:
@@ -248,8 +254,10 @@ class Servicer(Federation):
         if payload is None:
             return wire.Receipt(status=wire.Receipt.INCOMPLETE, missing=reception.missing())
         # Check the whole payload, and lay it out for merging unless it was replaced meanwhile.
-        problem, measures = "", Measures({}, {})
+        problem, measures, sha256 = "", Measures({}, {}), reception.hashes.payload()
         try:
+            if proof and upload.kind == wire.UploadHeader.CONTRIBUTION:
+                check_proof(proof, statement_of(reception.header, site, sha256))
             measures = self.intake.inspect(upload, payload)
         except PayloadError as error:
             problem = str(error)
@@ -276,11 +284,27 @@ class Servicer(Federation):
                 self.intake.take(upload)
                 header = reception.header
                 bundle = header.bundle if self.masking else None
-                contribution = Contribution(payload, header.work, measures, bundle)
+                contribution = Contribution(
+                    payload,
+                    header.work,
+                    measures,
+                    sha256,
+                    proof.signature if proof else b"",
+                    bundle,
+                )
+                if proof:
+                    self._note_certificate(site, proof.certificate)
                 self.rounds.arrive(upload.key, contribution, time.monotonic())
             self._release()
             self.changed.notify_all()
             return _ACCEPTED
+
+    def _note_certificate(self, site: str, certificate: bytes) -> None:
+        """Tell of one that no Join has shown: the site's identity was renewed."""
+        if self._certificates.get(site) != certificate:
+            self._certificates[site] = certificate
+            text = f"{site} shows another certificate"
+            self.event("renewed", site, text, certificate=certificate.decode())
 
     def _settled(self, upload: Upload) -> wire.Receipt | None:
         """The receipt for an upload that needs no more bytes, whatever they are."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # Flower's apps read tickets, without torch
     from fedwan.codecs.payload import Source
     from fedwan.link.buffer import UploadReception
 
-PROTOCOL = 11
+PROTOCOL = 12
 """Version of the wire protocol; Join refuses any other."""
 
 Signals = SimpleQueue[wire.CoordinatorSignal]
@@ -33,6 +33,15 @@ class Delivery(NamedTuple):
     header: wire.DownloadHeader
     payload: Source | None
     """None unless the header says READY."""
+
+
+class Proof(NamedTuple):
+    """Of who has sent a contribution."""
+
+    certificate: bytes
+    """PEM: what TLS has verified."""
+    signature: bytes
+    """Of `fedwan.protocol.evidence.statement`, by the certificate's key; empty if it has none."""
 
 
 class Link(Protocol):
@@ -93,8 +102,13 @@ class Hub(Protocol):
     def open_upload(self, site: str, header: wire.UploadHeader) -> UploadReception | wire.Receipt:
         """Where to put a payload's chunks, or a receipt if none are wanted."""
 
-    def close_stripe(self, site: str, header: wire.UploadHeader) -> wire.Receipt:
-        """A stripe ended: the receipt if the payload is whole, else what is missing."""
+    def close_stripe(
+        self, site: str, header: wire.UploadHeader, proof: Proof | None = None
+    ) -> wire.Receipt:
+        """A stripe ended: the receipt if the payload is whole, else what is missing.
+
+        Within a process nothing proves the site's name, and contributions are not signed.
+        """
 
     def download(self, site: str, request: wire.DownloadRequest) -> Delivery:
         """What was asked for, after waiting up to `wait_s` for it."""

@@ -14,6 +14,7 @@ from fedwan.codecs.payload import Bytes
 from fedwan.errors import FedwanError, PayloadError
 from fedwan.files import on_disk
 from fedwan.link import wire_pb2 as wire
+from fedwan.protocol.evidence import ChunkHashes
 
 H = TypeVar("H", wire.UploadHeader, wire.DownloadHeader)
 
@@ -164,7 +165,7 @@ class Reception(Generic[H]):
             self._missing.discard(index)
             self._writing.add(index)
         try:
-            self._buffer.write(offset, data)
+            self._store(index, data)
         except BaseException:
             with self._lock:
                 self._missing.add(index)
@@ -172,6 +173,9 @@ class Reception(Generic[H]):
         finally:
             with self._lock:
                 self._writing.discard(index)
+
+    def _store(self, index: int, data: Bytes) -> None:
+        self._buffer.write(index * self.header.chunk_bytes, data)
 
     def missing(self) -> list[int]:
         """Numbers of the chunks that are not here yet."""
@@ -191,4 +195,13 @@ class Reception(Generic[H]):
         self._buffer.close()
 
 
-UploadReception = Reception[wire.UploadHeader]
+class UploadReception(Reception[wire.UploadHeader]):
+    """Of an upload, whose chunks are hashed as they come."""
+
+    def __init__(self, header: wire.UploadHeader, folder: Path | None = None) -> None:
+        super().__init__(header, folder)
+        self.hashes = ChunkHashes(len(self._missing))
+
+    def _store(self, index: int, data: Bytes) -> None:
+        super()._store(index, data)
+        self.hashes.add(index, data)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.x509.oid import NameOID
 
 from fedwan.errors import IdentityError
@@ -116,8 +117,8 @@ def sign_revocations(issuer: Issuer, revoked: Mapping[int, datetime], number: in
     return builder.sign(issuer.key, hashes.SHA256()).public_bytes(PEM)
 
 
-def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
-    """What two people compare, to see that a request came as it was sent: SHA-256 of the key."""
+def fingerprint(key: PublicKeyTypes) -> str:
+    """What two people compare, to see that a key is the one that was sent: SHA-256 of it."""
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     digest = hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()[:32]
     return " ".join(digest[at : at + 4] for at in range(0, len(digest), 4))

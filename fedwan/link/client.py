@@ -92,7 +92,9 @@ class GrpcLink:
         self.num_channels = channels or num_channels(tcp.is_bbr, bool(pace_mbit))
         tcp.pace_mbit = pace_mbit / self.num_channels
         self._channels = [dial(address, identity) for _ in range(1 + self.num_channels)]
-        self._stubs = [Stub(channel, self._counter, address) for channel in self._channels]
+        self._stubs = [
+            Stub(channel, self._counter, address, identity) for channel in self._channels
+        ]
         self._stub, *stubs = self._stubs
 
         def direction(name: str) -> Direction:
@@ -124,9 +126,10 @@ class GrpcLink:
         """
         if not self._renewable.renew():
             return False
+        identity = self._renewable.identity
         for stub in self._stubs:
-            self._channels.append(dial(self._address, self._renewable.identity))
-            stub.connect(self._channels[-1])
+            self._channels.append(dial(self._address, identity))
+            stub.connect(self._channels[-1], identity)
         return True
 
     def join(self, hello: wire.Hello) -> wire.Welcome:

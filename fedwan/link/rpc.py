@@ -34,6 +34,7 @@ from fedwan.errors import (
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.framing import parser, serialize
 from fedwan.link.tcp import read_state
+from fedwan.link.tls import Identity
 
 log = logging.getLogger(__name__)
 
@@ -139,13 +140,16 @@ class Stub:
     Unmask: Any
     Leave: Any
 
-    def __init__(self, channel: grpc.Channel, counter: ByteCounter, address: str) -> None:
+    def __init__(
+        self, channel: grpc.Channel, counter: ByteCounter, address: str, identity: Identity
+    ) -> None:
         self.address = address
         self._counter = counter
-        self.connect(channel)
+        self.connect(channel, identity)
 
-    def connect(self, channel: grpc.Channel) -> None:
-        """Calls go over this channel from now on."""
+    def connect(self, channel: grpc.Channel, identity: Identity) -> None:
+        """Calls go over this channel from now on, whose certificate is this identity's."""
+        self.identity = identity
         for name, method in METHODS.items():
             call = getattr(channel, method.kind)(
                 f"/{SERVICE}/{name}",

@@ -29,7 +29,7 @@ from fedwan.codecs.payload import Bytes
 from fedwan.errors import ConfigError, FedwanError, PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.admission import Admission, Lapse, Renewable, refusal
-from fedwan.link.base import Delivery, Hub
+from fedwan.link.base import Delivery, Hub, Proof
 from fedwan.link.client import HEARTBEAT_S
 from fedwan.link.framing import PackedOnce, Part, pack, plain, unpack
 from fedwan.link.rpc import (
@@ -183,12 +183,11 @@ class DataPlane:
 
     def _site(self, context: Any) -> str:
         """The name in the peer's certificate, which TLS has verified."""
-        auth = context.auth_context()
-        names = auth.get("x509_common_name", [])
+        names = context.auth_context().get("x509_common_name", [])
         if len(names) != 1:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate has no common name")
         name: str = names[0].decode()
-        certificate = _certificate(auth.get("x509_pem_cert", [b""])[0])
+        certificate = _certificate(_certificate_pem(context))
         if why := self._admission.objection(certificate):
             text = refusal(name, why)
             if isinstance(why, Lapse):
@@ -232,7 +231,7 @@ class DataPlane:
     # Calls ---------------------------------------------------------------------------------
 
     def _join(self, site: str, hello: wire.Hello, context: Any) -> wire.Welcome:
-        hello.certificate = f"{self._calls[context][1].serial_number:x}"
+        hello.certificate = _certificate_pem(context)
         return self._hub.join(site, hello)
 
     def _report(self, site: str, report: wire.QualityReport, context: Any) -> wire.Ack:
@@ -276,7 +275,8 @@ class DataPlane:
         part = next(parts, None)
         if part is None or part.header is None:
             raise PayloadError("an upload began without its header; refused")
-        header = part.header
+        header, signature = part.header, b""
+        header.ClearField("signature")  # of unknown length: it is not to be kept
         is_measurement = header.kind == wire.UploadHeader.MEASUREMENT
         reception = None if is_measurement else self._hub.open_upload(site, header)
         if isinstance(reception, wire.Receipt):
@@ -289,10 +289,11 @@ class DataPlane:
                     reception.write(part.chunk.offset, data)
                 elif (noise_bytes := noise_bytes + len(data)) > MAX_NOISE_BYTES:
                     raise PayloadError(f"a measurement has at most {MAX_NOISE_BYTES} bytes")
-            part = next(parts, None)
+            if (part := next(parts, None)) and part.header is not None:
+                signature = part.header.signature
         if is_measurement:
             return wire.Receipt(status=wire.Receipt.ACCEPTED)
-        return self._hub.close_stripe(site, header)
+        return self._hub.close_stripe(site, header, Proof(_certificate_pem(context), signature))
 
     def _download(
         self, site: str, request: wire.DownloadRequest, context: Any
@@ -352,6 +353,11 @@ def _most_connections(num_threads: int) -> int:
 
 
 _certificate = lru_cache(maxsize=4096)(x509.load_pem_x509_certificate)
+
+
+def _certificate_pem(context: Any) -> bytes:
+    """The peer's certificate, which TLS has verified."""
+    return bytes(context.auth_context().get("x509_pem_cert", [b""])[0])
 
 
 @contextmanager

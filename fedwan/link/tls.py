@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -110,9 +111,13 @@ class Identity:
         self.load_into(context)
         return context
 
+    @cached_property
+    def _key(self) -> object:
+        return serialization.load_pem_private_key(self.key_pem, password=None)
+
     def sign(self, data: bytes) -> bytes:
-        """By the key; `verify` is what others do with it."""
-        key = serialization.load_pem_private_key(self.key_pem, password=None)
+        """By the key; `verify` and `has_signed` are what others do with it."""
+        key = self._key
         if isinstance(key, rsa.RSAPrivateKey):
             return key.sign(data, padding.PKCS1v15(), hashes.SHA256())
         assert isinstance(key, ec.EllipticCurvePrivateKey), "TLS has taken it"
@@ -120,25 +125,11 @@ class Identity:
 
     def verify(self, name: str, cert_pem: bytes, signature: bytes, data: bytes) -> None:
         """Another site's signature, by a certificate of an authority that is trusted here."""
-        what = Path(f"the certificate of {name}")
-        certificate, *between = parse_file(cert_pem, what)
-        ca = _issuer_of(certificate, between, parse_file(self.ca_pem, self.folder / "ca.crt"))
-        if ca is None or common_name(certificate) != name:
-            raise IdentityError(
-                f"{what} is not {name}'s, or not of an authority that is trusted here"
-            )
-        _check_dates(what, certificate)
-        _check_role(what, certificate, "site")
-        key = certificate.public_key()
-        try:
-            if isinstance(key, rsa.RSAPublicKey):
-                key.verify(signature, data, padding.PKCS1v15(), hashes.SHA256())
-            elif isinstance(key, ec.EllipticCurvePublicKey):
-                key.verify(signature, data, ec.ECDSA(hashes.SHA256()))
-            else:
-                raise InvalidSignature  # no key that TLS takes here
-        except InvalidSignature:
-            raise IdentityError(f"{what} does not vouch for what {name} is said to send") from None
+        authorities = parse_file(self.ca_pem, self.folder / "ca.crt")
+        certificate = read_certificate(name, "site", cert_pem, authorities)
+        _check_dates(_shown(name), certificate)
+        if not has_signed(certificate, signature, data):
+            raise IdentityError(f"{_shown(name)} does not vouch for what {name} is said to send")
 
     def load_into(self, context: ssl.SSLContext) -> None:
         """Show this certificate from the next handshake on, and trust its authorities, too."""
@@ -185,6 +176,43 @@ def parse_file(data: bytes, path: Path) -> list[x509.Certificate]:
         raise IdentityError(
             f"{path} cannot be parsed: {error}; copy it again from the authority"
         ) from None
+
+
+def read_certificate(
+    name: str, role: Role, cert_pem: bytes, authorities: Sequence[x509.Certificate] | None
+) -> x509.Certificate:
+    """The certificate of a site or of the coordinator, with those between it and its authority.
+
+    An `IdentityError` if it is another's, or of none of these authorities, if there are any given.
+    Whether it has expired is not looked at.
+    """
+    certificate, *between = parse_file(cert_pem, _shown(name))
+    is_trusted = authorities is None or _issuer_of(certificate, between, authorities)
+    if not is_trusted or (role == "site" and common_name(certificate) != name):
+        raise IdentityError(
+            f"{_shown(name)} is not {name}'s, or not of an authority that is trusted here"
+        )
+    _check_role(_shown(name), certificate, role)
+    return certificate
+
+
+def has_signed(certificate: x509.Certificate, signature: bytes, data: bytes) -> bool:
+    """Whether a signature is by the key of a certificate; see `Identity.sign`."""
+    key = certificate.public_key()
+    try:
+        if isinstance(key, rsa.RSAPublicKey):
+            key.verify(signature, data, padding.PKCS1v15(), hashes.SHA256())
+        elif isinstance(key, ec.EllipticCurvePublicKey):
+            key.verify(signature, data, ec.ECDSA(hashes.SHA256()))
+        else:
+            return False  # no key that TLS takes here
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _shown(name: str) -> Path:
+    return Path(f"the certificate of {name}")
 
 
 def _issuer_of(

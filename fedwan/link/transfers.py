@@ -19,13 +19,15 @@ from typing import TypeVar, cast
 
 import grpc
 
-from fedwan.codecs.payload import Source
+from fedwan.codecs.payload import Bytes, Source
 from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
 from fedwan.link.buffer import Reception
 from fedwan.link.framing import Packing, Part, pack, plain, unpack
 from fedwan.link.rpc import Patience, Stub, Watched, messages, watch
+from fedwan.link.tls import Identity
+from fedwan.protocol.evidence import ChunkHashes, statement_of
 
 T = TypeVar("T")
 CHECKED_S = 0.05
@@ -149,6 +151,8 @@ class _Sender:
         self._up = up
         self._header = header
         self._payload = payload
+        self._hashes = ChunkHashes(-(-payload.num_bytes // header.chunk_bytes))
+        self._is_signed = header.kind == wire.UploadHeader.CONTRIBUTION
         self.error: Exception | None = None
         """Of a read of the payload: gRPC tells only that an iterator failed."""
 
@@ -173,27 +177,50 @@ class _Sender:
 
     def _send_stripe(self, stub: Stub, chunks: Iterable[int]) -> wire.Receipt:
         with watch(stub.address) as watched:
-            receipt = watched.result(stub.Upload.future(self._parts(chunks, watched)))
+            parts = self._parts(chunks, stub.identity, watched)
+            receipt = watched.result(stub.Upload.future(parts))
         return cast(wire.Receipt, receipt)
 
-    def _parts(self, chunks: Iterable[int], watched: Watched) -> Iterator[Part[wire.UploadHeader]]:
-        """The messages of one stripe; the first has the header, and comes even without chunks."""
-        size, make = self._header.chunk_bytes, pack if self._up.packing.is_on else plain
+    def _parts(
+        self, chunks: Iterable[int], identity: Identity, watched: Watched
+    ) -> Iterator[Part[wire.UploadHeader]]:
+        """The messages of one stripe; the first has the header, and comes even without chunks.
+
+        The last one has the signature, once all chunks are hashed.
+        """
+        make, is_question = pack if self._up.packing.is_on else plain, chunks == ()
         num_sent = 0
         for index in chunks:
-            offset = index * size
-            try:  # what takes long to encode may cost the call: the next one finds it encoded
-                data = self._payload.read(offset, min(size, self._payload.num_bytes - offset))
-            except Exception as error:
-                self.error = error
-                raise
-            watched.still = 0
+            data = self._read(index, watched)
             if num_sent == 1:  # gRPC asks for the second message when it has sent the first
                 self._up.on_connected()
+            offset = index * self._header.chunk_bytes
             yield Part(None if num_sent else self._header, make(offset, data))
             num_sent += 1
         if not num_sent:
             yield Part(self._header, None)
+        if not self._is_signed:
+            return
+        left = self._hashes.missing()
+        for index in () if is_question else left:  # that other stripes are about to read
+            self._read(index, watched)
+        if not (is_question and left):
+            said = statement_of(self._header, identity.name, self._hashes.payload())
+            yield Part(wire.UploadHeader(signature=identity.sign(said)), None)
+
+    def _read(self, index: int, watched: Watched) -> Bytes:
+        """A chunk, and hash it."""
+        offset, size = index * self._header.chunk_bytes, self._header.chunk_bytes
+        watched.is_ours = True  # it may have to be encoded first
+        try:
+            data = self._payload.read(offset, min(size, self._payload.num_bytes - offset))
+        except Exception as error:
+            self.error = error
+            raise
+        if self._is_signed:
+            self._hashes.add(index, data)
+        watched.is_ours, watched.still = False, 0
+        return data
 
 
 # Down --------------------------------------------------------------------------------------------

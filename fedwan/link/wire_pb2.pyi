@@ -35,9 +35,9 @@ class Hello(_message.Message):
     num_steps: int
     sources_json: str
     error: str
-    certificate: str
+    certificate: bytes
     card: MaskCard
-    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., site: _Optional[str] = ..., session: _Optional[str] = ..., layout_json: _Optional[str] = ..., initial_sha256: _Optional[str] = ..., frozen_sha256: _Optional[str] = ..., checkpoint: _Optional[int] = ..., kinds_json: _Optional[str] = ..., num_steps: _Optional[int] = ..., sources_json: _Optional[str] = ..., error: _Optional[str] = ..., certificate: _Optional[str] = ..., card: _Optional[_Union[MaskCard, _Mapping]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., site: _Optional[str] = ..., session: _Optional[str] = ..., layout_json: _Optional[str] = ..., initial_sha256: _Optional[str] = ..., frozen_sha256: _Optional[str] = ..., checkpoint: _Optional[int] = ..., kinds_json: _Optional[str] = ..., num_steps: _Optional[int] = ..., sources_json: _Optional[str] = ..., error: _Optional[str] = ..., certificate: _Optional[bytes] = ..., card: _Optional[_Union[MaskCard, _Mapping]] = ...) -> None: ...
 
 class MaskCard(_message.Message):
     __slots__ = ("site", "exchange_key", "signing_key", "certificate", "signature")
@@ -152,7 +152,7 @@ class CoordinatorSignal(_message.Message):
     def __init__(self, kind: _Optional[_Union[CoordinatorSignal.Kind, str]] = ..., text: _Optional[str] = ..., is_complete: _Optional[bool] = ..., version: _Optional[int] = ...) -> None: ...
 
 class UploadHeader(_message.Message):
-    __slots__ = ("run_id", "session", "kind", "fragment", "version", "num_bytes", "checksum", "chunk_bytes", "bundle", "work")
+    __slots__ = ("run_id", "session", "kind", "fragment", "version", "num_bytes", "checksum", "chunk_bytes", "bundle", "work", "signature")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CONTRIBUTION: _ClassVar[UploadHeader.Kind]
@@ -171,6 +171,7 @@ class UploadHeader(_message.Message):
     CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     session: str
     kind: UploadHeader.Kind
@@ -181,7 +182,8 @@ class UploadHeader(_message.Message):
     chunk_bytes: int
     bundle: MaskBundle
     work: Work
-    def __init__(self, run_id: _Optional[str] = ..., session: _Optional[str] = ..., kind: _Optional[_Union[UploadHeader.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., bundle: _Optional[_Union[MaskBundle, _Mapping]] = ..., work: _Optional[_Union[Work, _Mapping]] = ...) -> None: ...
+    signature: bytes
+    def __init__(self, run_id: _Optional[str] = ..., session: _Optional[str] = ..., kind: _Optional[_Union[UploadHeader.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., bundle: _Optional[_Union[MaskBundle, _Mapping]] = ..., work: _Optional[_Union[Work, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Work(_message.Message):
     __slots__ = ("step", "steps", "samples", "losses", "compute_s", "wait_s", "bytes_up", "bytes_down", "figures")

@@ -2,10 +2,12 @@
 
 Each line ends with a SHA-256 of itself, and holds that of the line before: none can be changed,
 left out or put in without a trace, unless all that follow are written anew. Whoever keeps the last
-hash elsewhere sees that, too. Some lines have no text; they are for the check alone:
+hash elsewhere sees that, too. Where the coordinator has an identity, the lines that it relies on
+(`DURABLE`) are signed by its key, which vouches for all before them, and contributions by their
+sites' keys. Some lines have no text; they are for the check alone:
 
-    contribution   what the next version is made of: site, version that it started from, XXH3 of its
-                   payload, weight
+    contribution   what the next version is made of: site, version that it started from, SHA-256 of
+                   its payload, steps, samples, weight
     version        of a fragment; SHA-256 of the global weights of its tensors, as `hash_state`
     checkpoint     versions of the fragments in it
 """
@@ -15,15 +17,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from base64 import b64encode
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedwan.config import require_run
-from fedwan.errors import CheckpointError, ConfigError, FedwanError
+from fedwan.errors import CheckpointError, ConfigError, FedwanError, IdentityError
 from fedwan.files import replace_bytes
+
+if TYPE_CHECKING:
+    from fedwan.output.signatures import Signatures
 
 JOURNAL = "journal.jsonl"
 FIRST = "0" * 64
@@ -32,10 +38,19 @@ DURABLE = frozenset("start resume version checkpoint stopped done drained ejecte
 """Events that are on disk when `append` returns; none of them is told under a lock."""
 
 
-class Journal:
-    """Appends lines to a new file, or to one that is there. Safe to call from several threads."""
+Sign = Callable[[bytes], bytes]
+"""A signature of some bytes; see `fedwan.link.tls.Identity.sign`."""
+SIGNED = b"fedwan journal "
+"""Before what is signed of a line, so that it is no other statement."""
 
-    def __init__(self, path: Path, *, is_new: bool) -> None:
+
+class Journal:
+    """Appends lines to a new file, or to one that is there. Safe to call from several threads.
+
+    `sign` signs lines of `DURABLE` events; without it none is signed.
+    """
+
+    def __init__(self, path: Path, *, is_new: bool, sign: Sign | None = None) -> None:
         if is_new or not path.exists():
             replace_bytes(path, b"")
         lines = path.read_bytes().splitlines(keepends=True)
@@ -50,13 +65,14 @@ class Journal:
                 self.num_cut += len(lines.pop())
         if self.num_cut:
             os.truncate(path, sum(map(len, lines)))
-        self._file = path.open("ab", buffering=0)
+        self._file, self._sign = path.open("ab", buffering=0), sign
         self._lock = Lock()
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add one event; an `OSError` where it could not be written, and then nothing was."""
+        is_durable = row["event"] in DURABLE
         with self._lock:
-            line, last = _seal(row, self._last)
+            line, last = _seal(row, self._last, self._sign if is_durable else None)
             begin = self._file.seek(0, os.SEEK_END)
             try:
                 while line:
@@ -65,7 +81,7 @@ class Journal:
                 self._file.truncate(begin)  # what failed must not be read as done
                 raise
             self._last = last
-        if row["event"] in DURABLE:
+        if is_durable:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -74,10 +90,12 @@ class Journal:
             self._file.close()
 
 
-def _seal(row: Mapping[str, Any], before: str) -> tuple[bytes, str]:
-    """A line, and its hash: of all that stands before it."""
+def _seal(row: Mapping[str, Any], before: str, sign: Sign | None) -> tuple[bytes, str]:
+    """A line, and its hash: of all that stands before it, as `signed` is a signature of."""
     text = json.dumps({**row, "before": before}, allow_nan=False, separators=(",", ":"))
     body = text[:-1].encode()
+    if sign is not None:
+        body += b',"signed":"%b"' % b64encode(sign(SIGNED + body))
     digest = hashlib.sha256(body).hexdigest()
     return body + f',"hash":"{digest}"}}\n'.encode(), digest
 
@@ -93,13 +111,17 @@ def _open_line(line: bytes) -> dict[str, Any]:
 # The check ---------------------------------------------------------------------------------------
 
 
-def verify(out: Path) -> dict[str, Any]:
+def verify(out: Path, ca: Path | None = None) -> dict[str, Any]:
     """Walk the journal of a run's folder from end to end; what it tells, ready for JSON.
 
+    Signatures are checked by the certificates that the journal has. With `ca`, a file of
+    authorities, these must be theirs, and nothing may be unsigned.
+
     Raises:
-        ConfigError: there is no run, or no journal of it.
+        ConfigError: there is no run, or no journal of it; or `ca` cannot be read.
         FedwanError: the first line that cannot be, or is not true of the folder's other files.
     """
+    from fedwan.output.signatures import Signatures
     from fedwan.output.summary import read_summary
 
     path, summary = out / JOURNAL, out / "summary.json"
@@ -110,12 +132,13 @@ def verify(out: Path) -> dict[str, Any]:
     ended = read_summary(summary).global_sha256 if summary.exists() else ""
     lines = path.read_bytes().splitlines(keepends=True)
     torn = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
-    history = _History()
+    history = _History(Signatures(ca))
     for number, line in enumerate(lines, start=1):
         try:
-            history.take(number, _open_line(line))
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            text = error if type(error) is ValueError else f"it is none of its kind ({error!r})"
+            history.take(number, _open_line(line), line)
+        except (ValueError, KeyError, TypeError, IndexError, IdentityError) as error:
+            is_told = type(error) in (ValueError, IdentityError)
+            text = error if is_told else f"it is none of its kind ({error!r})"
             raise FedwanError(f"{path} line {number}: {text}") from None
     try:
         if saved is not None:
@@ -136,6 +159,7 @@ def verify(out: Path) -> dict[str, Any]:
         "events": dict(history.counts),
         "checkpoint": None if saved is None else saved[0],
         "is_done": bool(history.end),
+        **history.signatures.found(),
     }
 
 
@@ -157,9 +181,10 @@ def _checkpoint(out: Path) -> tuple[list[int], list[str]] | None:
 
 
 class _History:
-    """What a walk has come to. A `ValueError` of its methods tells what cannot be."""
+    """What a walk has come to. A `ValueError` or `IdentityError` of it tells what cannot be."""
 
-    def __init__(self) -> None:
+    def __init__(self, signatures: Signatures) -> None:
+        self.signatures = signatures
         self.last = FIRST
         self.counts: Counter[str] = Counter()
         self.versions: list[int] = []
@@ -171,11 +196,12 @@ class _History:
         self._weights: dict[tuple[int, int], tuple[str, int]] = {}
         """Hash and line, by fragment and version."""
 
-    def take(self, number: int, row: Mapping[str, Any]) -> None:
+    def take(self, number: int, row: Mapping[str, Any], line: bytes) -> None:
         """The next line."""
         if row["before"] != self.last:
             raise ValueError("it does not follow on the line before: a line is missing, or is new")
         self.last = row["hash"]
+        self.signatures.take(row, line)
         self.counts[row["event"]] += 1
         match row["event"]:
             case "contribution":

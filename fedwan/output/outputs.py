@@ -16,6 +16,7 @@ from fedwan.config import Config, dump
 from fedwan.errors import ConfigError
 from fedwan.extras import require
 from fedwan.files import hash_file, replace_text
+from fedwan.output.journal import Sign
 from fedwan.output.records import EventRecord, QualityRecord, Record, Recorder, Resumed
 from fedwan.output.report import write_report
 from fedwan.output.samples import SAMPLES_KEPT, draw_samples
@@ -32,10 +33,16 @@ class Outputs:
     """All files of a run's folder but its checkpoints and logs: see docs/deploy.md.
 
     A context: however the run ends, the report is written if it can be. Safe to call from several
-    threads. A resumed run goes on from `resumed`; a new one has none.
+    threads. A resumed run goes on from `resumed`; a new one has none. `sign` is `Journal`'s.
     """
 
-    def __init__(self, config: Config, out: Path, resumed: Resumed | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        out: Path,
+        resumed: Resumed | None = None,
+        sign: Sign | None = None,
+    ) -> None:
         self._config = config
         self._out = out
         out.mkdir(parents=True, exist_ok=True)
@@ -44,7 +51,7 @@ class Outputs:
             # Left by a run that failed before its first checkpoint: no part of this one.
             for name in ("summary.json", "samples.png", "report.html"):
                 (out / name).unlink(missing_ok=True)
-        self._recorder = Recorder(out, resumed)
+        self._recorder = Recorder(out, resumed, sign)
         self._wandb = _WandbLog(config, out)
         self._is_kept_said = False
 

@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 from fedwan.errors import ConfigError
 from fedwan.files import replace_text
-from fedwan.output.journal import JOURNAL, Journal
+from fedwan.output.journal import JOURNAL, Journal, Sign
 
 METRICS = "metrics.jsonl"
 
@@ -146,15 +146,16 @@ class Recorder:
     """Appends records to the files of a run's folder. Safe to call from several threads.
 
     A resumed run keeps them, less the rounds and the quality that are about to be made again.
+    `sign` is `Journal`'s.
     """
 
-    def __init__(self, out: Path, resumed: Resumed | None = None) -> None:
+    def __init__(self, out: Path, resumed: Resumed | None = None, sign: Sign | None = None) -> None:
         path = out / METRICS
         kept = "" if resumed is None else _lines_until(path, *resumed)
         replace_text(path, kept)
         self._file: TextIO = path.open("a", encoding="utf-8")
         self._lock = Lock()
-        self._journal = Journal(out / JOURNAL, is_new=resumed is None)
+        self._journal = Journal(out / JOURNAL, is_new=resumed is None, sign=sign)
         if cut := self._journal.num_cut:
             text = f"{cut} bytes at the end of {JOURNAL} were no whole line; they are cut off"
             self.write({"kind": "event", "event": "warning", "site": None, "text": text})

@@ -100,7 +100,7 @@ def test_a_killed_site_ctrl_c_and_a_killed_coordinator_cost_no_bit(tmp_path: Pat
     assert "resumed at version" in output
     assert json.loads((out / "flower" / "start.json").read_text())["run_id"] == run_id
     assert {summary(out)["global_sha256"]} == set(undisturbed.site_sha256.values())
-    found = verify(out)
+    found = verify(out, out / "pki" / "coordinator" / "ca.crt")
     assert found["is_done"] and (found["versions"], found["events"]["resume"]) == ([ROUNDS], 2)
     assert not [path for path in [out, *out.rglob("*")] if path.lstat().st_mode & 0o077]
     # It has left all that a run promises, and counts nothing twice.
@@ -152,6 +152,9 @@ def test_a_drained_site_ends_with_0_and_an_ejected_one_with_2(
             process.communicate(timeout=60)
     contributed = [row["site"] for row in rows(out) if row["kind"] == "round"]
     assert contributed.count("s1") == 15 > contributed.count("s2") >= 2
-    assert verify(out)["is_done"]
+    ca = str(folder / "coordinator" / "ca.crt")
+    code, told, err = fedwan("verify", str(out), "--ca", ca)
+    assert code == 0 and f"{len(contributed)} of contributions, by keys" in told, err
+    assert "of the coordinator\n" in told and "of s3\n" in told and "the run is done" in told
     code, told, _ = fedwan("status", str(out))
     assert code == 0 and "the run is done" in told

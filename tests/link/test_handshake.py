@@ -65,7 +65,8 @@ def test_without_a_certificate_of_this_run_and_this_site_there_is_no_entry(
         nobody = grpc.ssl_channel_credentials(root_certificates=ca)
         for channel in (grpc.secure_channel(address, nobody), grpc.insecure_channel(address)):
             with channel, pytest.raises(grpc.RpcError) as caught:
-                Stub(channel, ByteCounter(), "").Join(bench.hello("s1"), timeout=5)
+                stub = Stub(channel, ByteCounter(), "", Identity.load(identities / "s1"))
+                stub.Join(bench.hello("s1"), timeout=5)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         text = refused(bench, plane.port, foreign_identities / "s1")
         assert "no TLS session with 127.0.0.1" in text and "this run's authority has signed" in text

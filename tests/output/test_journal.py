@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -14,16 +16,19 @@ from typing import Any
 
 import pytest
 import torch
+from cryptography.x509 import load_pem_x509_certificate
 
 from fedwan.coordinator.model import CHECKPOINT
 from fedwan.errors import FedwanError
+from fedwan.link.certificates import fingerprint
+from fedwan.link.tls import Identity
 from fedwan.output import journal
-from fedwan.output.journal import JOURNAL, Journal, verify
+from fedwan.output.journal import DURABLE, FIRST, JOURNAL, Journal, verify
 from fedwan.output.outputs import Outputs
 from fedwan.output.records import Recorder
 from fedwan.state import read_tensors, write_tensors
 from tests.output.runs import TOTALS, event_row
-from tests.planes import in_thread
+from tests.planes import Wires, in_thread
 from tests.support import killed_after, run_tiny, tiny_config
 
 KINDS = "start join contribution version checkpoint warning resume leave lost rejected done".split()
@@ -177,6 +182,113 @@ def test_what_could_not_be_written_is_not_in_the_journal_later(tmp_path: Path) -
     written.append(event_row("leave", "s1"))
     written.close()
     assert kinds(tmp_path) == ["join", "leave"]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory, identities: Path) -> list[dict[str, Any]]:
+    """Of a run over real connections."""
+    folder = tmp_path_factory.mktemp("runs") / "signed"
+    with Wires(identities) as wires:
+        run_tiny(folder, tiny_config(h=2, steps=6), wrap=wires.wrap)
+    found = [json.loads(line) for line in (folder / JOURNAL).read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in ("before", "hash")} for row in found]
+
+
+@pytest.fixture
+def signed(rows: list[dict[str, Any]], identities: Path, tmp_path: Path) -> list[bytes]:
+    """Lines of a run's journal, as a coordinator with an identity writes them."""
+    return sign(rows, identities / "coordinator", tmp_path)
+
+
+def sign(rows: list[dict[str, Any]], folder: Path, run: Path) -> list[bytes]:
+    identity = Identity.load(folder, "coordinator")
+    lines = Journal(run / JOURNAL, is_new=True, sign=identity.sign)
+    for row in [{**rows[0], "certificate": identity.cert_pem.decode()}, *rows[1:]]:
+        lines.append(row)
+    lines.close()
+    return (run / JOURNAL).read_bytes().splitlines(keepends=True)
+
+
+def seal_anew(lines: list[bytes]) -> bytes:
+    """A whole chain of changed lines, by somebody who has no key."""
+    before, found = FIRST.encode(), b""
+    for line in filter(None, lines):
+        body = re.sub(rb'"before":"\w+"', b'"before":"%b"' % before, line.rpartition(b',"hash')[0])
+        before = hashlib.sha256(body).hexdigest().encode()
+        found += body + b',"hash":"%b"}\n' % before
+    return found
+
+
+def test_who_signed_a_run_is_told_and_that_an_authority_knows_them(
+    signed: list[bytes], identities: Path, tmp_path: Path
+) -> None:
+    found, ca = verify(tmp_path), identities / "coordinator" / "ca.crt"
+    assert verify(tmp_path, ca) == found and seal_anew(signed) == b"".join(signed)
+    events = found["events"]
+    assert found["signed_contributions"] == events["contribution"] == 6
+    assert found["signed_lines"] == sum(events.get(event, 0) for event in DURABLE) >= 5
+    assert found["unsigned_end"] == 0 and {*found["keys"]} == {"the coordinator", "s1", "s2"}
+    key = load_pem_x509_certificate(Identity.load(identities / "s1").cert_pem).public_key()
+    assert found["keys"]["s1"] == [fingerprint(key)]
+
+
+NOT_SIGNED = "the coordinator has not signed it"
+NOT_BY_SITE = "s1 has not signed this contribution"
+
+
+@pytest.mark.parametrize(
+    ("kind", "pattern", "by", "named", "told"),
+    [
+        ("contribution", rb'"weight":[^,]*', b'"weight":9.0', "version", NOT_SIGNED),
+        ("contribution", rb".*\n", b"", "version", NOT_SIGNED),
+        ("contribution", rb'"samples":\d+', b'"samples":99', "contribution", NOT_BY_SITE),
+        ("contribution", rb'"payload":"\w+', b'"payload":"00', "contribution", NOT_BY_SITE),
+        ("contribution", rb',"signature":"[^"]*"', b"", "contribution", NOT_BY_SITE),
+        ("version", rb'"weights":"\w+', b'"weights":"00', "version", NOT_SIGNED),
+        ("version", rb',"signed":"[^"]*"', b"", "version", NOT_SIGNED),
+        ("version", rb',"hash"', b',"weights":"00","hash"', "version", NOT_SIGNED),
+        ("start", rb'"run":"', b'"run":"other ', "start", NOT_SIGNED),
+        ("join", rb"joined", b"was let in", "version", NOT_SIGNED),
+        ("join", rb',"certificate":"[^"]*"', b"", "version", NOT_SIGNED),
+    ],
+)
+def test_a_line_that_is_changed_and_the_chain_made_anew_is_found_without_the_keys(
+    kind: str,
+    pattern: bytes,
+    by: bytes,
+    named: str,
+    told: str,
+    signed: list[bytes],
+    tmp_path: Path,
+) -> None:
+    before = kinds(tmp_path)
+    at = before.index(kind)
+    signed[at] = re.sub(pattern, by, signed[at], count=1)
+    (tmp_path / JOURNAL).write_bytes(seal_anew(signed))
+    number = 1 + before.index(named, at) - (not signed[at])
+    with pytest.raises(FedwanError, match=f"line {number}: {told}"):
+        verify(tmp_path)
+
+
+def test_who_signs_with_keys_of_another_authority_is_found_by_the_authority(
+    rows: list[dict[str, Any]],
+    signed: list[bytes],
+    identities: Path,
+    foreign_identities: Path,
+    tmp_path: Path,
+) -> None:
+    ca = identities / "coordinator" / "ca.crt"
+    sign(rows, foreign_identities / "coordinator", tmp_path)
+    assert verify(tmp_path)["signed_lines"]
+    with pytest.raises(FedwanError, match="line 1: the certificate of the coordinator is not"):
+        verify(tmp_path, ca)
+    bare = [re.sub(rb',"(certificate|signed|signature)":"[^"]*"', b"", line) for line in signed]
+    (tmp_path / JOURNAL).write_bytes(seal_anew(bare))
+    assert verify(tmp_path)["signed_lines"] == 0
+    with pytest.raises(FedwanError, match="line 1: nobody has signed this run"):
+        verify(tmp_path, ca)
+    with pytest.raises(FedwanError, match="no.crt cannot be read"):
+        verify(tmp_path, ca.with_name("no.crt"))
 
 
 def test_no_event_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

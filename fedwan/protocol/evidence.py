@@ -1,0 +1,86 @@
+"""What a site signs of its contribution, so that others can check the journal's line of it.
+
+The payload is named by SHA-256 of its chunks' SHA-256s, in their order: a chunk is hashed by the
+thread that sends it, and by the one that receives it, while others are on their way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from cryptography import x509
+
+from fedwan.codecs.payload import Bytes
+from fedwan.errors import PayloadError
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Proof
+from fedwan.link.tls import has_signed
+from fedwan.protocol.round import Key
+from fedwan.protocol.unmasking import digest_of
+
+_HASH_BYTES = 32
+_SIGNED = ("site", "fragment", "version", "payload", "steps", "samples", "attempt")
+
+
+class ChunkHashes:
+    """Of one payload's chunks; any thread may add any of them, in any order."""
+
+    def __init__(self, num_chunks: int) -> None:
+        self._hashes = bytearray(_HASH_BYTES * num_chunks)
+        self._is_here = bytearray(num_chunks)
+
+    def add(self, index: int, data: Bytes) -> None:
+        """Hash a chunk, which lets other threads go on."""
+        begin = _HASH_BYTES * index
+        self._hashes[begin : begin + _HASH_BYTES] = hashlib.sha256(data).digest()
+        self._is_here[index] = True
+
+    def missing(self) -> list[int]:
+        """Numbers of the chunks that are not hashed yet."""
+        return [index for index, is_here in enumerate(self._is_here) if not is_here]
+
+    def payload(self) -> str:
+        """What names the whole payload, in hexadecimal."""
+        return hashlib.sha256(self._hashes).hexdigest()
+
+
+def fields_of(
+    key: Key, payload: str, work: wire.Work, bundle: wire.MaskBundle | None
+) -> dict[str, Any]:
+    """What the journal's line holds of a contribution, as far as its site knows it."""
+    fields: dict[str, Any] = {
+        "site": key.site,
+        "fragment": key.fragment,
+        "version": key.version,
+        "payload": payload,
+        "steps": work.steps,
+        "samples": work.samples,
+    }
+    return fields if bundle is None else fields | {"attempt": digest_of(bundle).hex()}
+
+
+def statement(run_id: str, fields: Mapping[str, Any]) -> bytes:
+    """What is signed: the fields in a fixed order, whatever else is among them."""
+    signed = {name: fields[name] for name in _SIGNED if name in fields}
+    return json.dumps(["fedwan contribution", run_id, signed]).encode()
+
+
+def statement_of(header: wire.UploadHeader, site: str, payload: str) -> bytes:
+    """The statement of a contribution, by the header that it came with."""
+    bundle = header.bundle if header.HasField("bundle") else None
+    key = Key(header.fragment, header.version, site)
+    return statement(header.run_id, fields_of(key, payload, header.work, bundle))
+
+
+def check_proof(proof: Proof, said: bytes) -> None:
+    """Refuse a contribution that its site has not signed."""
+    certificate = x509.load_pem_x509_certificate(proof.certificate)
+    if not has_signed(certificate, proof.signature, said):
+        what = "is not by the key of its certificate" if proof.signature else "is missing"
+        raise PayloadError(
+            f"its signature {what}; start site and coordinator from the same fedwan, and the site "
+            "with the identity that it shows"
+        )
