@@ -211,15 +211,14 @@ class _Sender:
     def _read(self, index: int, watched: Watched) -> Bytes:
         """A chunk, and hash it."""
         offset, size = index * self._header.chunk_bytes, self._header.chunk_bytes
-        watched.is_ours = True  # it may have to be encoded first
-        try:
+        try:  # what takes long to encode may cost the call: the next one finds it encoded
             data = self._payload.read(offset, min(size, self._payload.num_bytes - offset))
         except Exception as error:
             self.error = error
             raise
         if self._is_signed:
             self._hashes.add(index, data)
-        watched.is_ours, watched.still = False, 0
+        watched.still = 0
         return data
 
 
