@@ -286,7 +286,7 @@ def test_a_site_that_makes_its_quality_up_is_told_by_the_second_that_is_asked(
     assert ran.result.totals.quality["fd"] == true
     assert not [text for text in honest.events("warning") if "fd of" in text]
     told = [text for text in ran.events("warning") if "fd of" in text]
-    assert 1 <= len(told) <= 3
+    assert 1 <= len({*told}) <= 4, told  # not at each of seven
     assert "s1 an fd of 0.0001" in told[-1] and f"s2 an fd of {true:.4g}" in told[-1]
 
 
