@@ -108,11 +108,15 @@ class TinyWorkload:
 
 
 def tiny_shard(site: int, num: int = 20) -> Shard:
-    """Points around a place of the site's own."""
-    generator = torch.Generator().manual_seed(site)
-    x = torch.randn(num, 2, generator=generator) + site
-    batch = Batch(x, torch.zeros(num, dtype=torch.int64))
-    return Shard(train=InMemory(batch), held_out=batch, num_classes=1, public=False)
+    """Points around a place of the site's own; held out are the same at all."""
+    points, held_out = _points(site, num), _points(0, num)
+    return Shard(train=InMemory(points), held_out=held_out, num_classes=1, public=False)
+
+
+def _points(place: int, num: int) -> Batch:
+    generator = torch.Generator().manual_seed(place)
+    x = torch.randn(num, 2, generator=generator) + place
+    return Batch(x, torch.zeros(num, dtype=torch.int64))
 
 
 def tiny_config(

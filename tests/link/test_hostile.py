@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ from tests.support import (
     run_tiny,
     take_part,
     tiny_config,
-    tiny_shard,
 )
 
 INF, NAN, ESC = float("inf"), float("nan"), "\x1b]0;owned\x07"
@@ -259,17 +258,12 @@ def test_a_site_that_makes_its_quality_up_is_told_by_the_second_that_is_asked(
     tmp_path: Path, identities: Path
 ) -> None:
     config = tiny_config(h=3, steps=18, sites=3, eval={"every": 3})
-    shared = tiny_shard(0).held_out
 
     class Flattering(WrappedLink):
         def report(self, report: wire.QualityReport) -> None:
             if report.version:
                 report.figures_json = '{"fd": 0.0001}'
             self._inner.report(report)
-
-    def part(member: Membership, workload: TinyWorkload) -> None:
-        shard = replace(tiny_shard(int(member.name[1:])), held_out=shared)
-        take_part(member, workload, shard)
 
     found = []
     for liar in ("", "s1"):
@@ -279,7 +273,7 @@ def test_a_site_that_makes_its_quality_up_is_told_by_the_second_that_is_asked(
                 wired = wires.wrap(name, link)
                 return Flattering(wired) if name == liar else wired  # type: ignore[return-value]  # noqa: B023
 
-            found.append(run_tiny(tmp_path / f"-{liar}", config, part=part, wrap=wrap))
+            found.append(run_tiny(tmp_path / f"-{liar}", config, wrap=wrap))
     honest, ran = found
     assert ran.hashes == honest.hashes
     true = honest.result.totals.quality["fd"]

@@ -246,8 +246,12 @@ def test_others_go_on_while_a_join_is_read(
     hello = setting.bench.hello("s1", "another")
     layout = hello.layout_json
     hello.layout_json = " " * (24 << 20)
+    assert "no message" in refused(
+        Code.INVALID_ARGUMENT, lambda: setting.stub.Join(hello, timeout=20)
+    )
+    hello.layout_json = " " * (5 << 20)
     answer = setting.stub.Join(hello, timeout=20)
-    assert "layout_json of 25165824 characters, 4194304 are taken" in answer.refusal
+    assert "layout_json of 5242880 characters, 4194304 are taken" in answer.refusal
     hello.layout_json = layout + " " * ((4 << 20) - len(layout))
     joining = in_thread(lambda: setting.stub.Join(hello, timeout=20))
     assert is_reading.wait(10)
