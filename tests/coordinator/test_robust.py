@@ -1,4 +1,9 @@
-"""Merging that bears contributions which lie."""
+"""Merging that bears contributions which lie.
+
+Flower's median, trimmed mean and krum are oracles. Its `bulyan` is none: no rule here chooses n - 2 b
+contributions by krum, one after the other, and then for each value the n - 4 b of these that are
+nearest to their median; without bad sites it is the mean.
+"""
 
 from __future__ import annotations
 
