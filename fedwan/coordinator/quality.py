@@ -105,7 +105,7 @@ class Quality:
         before, self._latest = self._latest, finding
         if before and before.version == version and before.sites != sites:
             if text := disagreement(before, finding):
-                self._hub.event("warning", None, text, finding="different_quality")
+                self._hub.event("warning", None, text)
             if not _fd(finding) > _fd(before):
                 self._latest = before
                 return

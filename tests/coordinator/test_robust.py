@@ -1,4 +1,9 @@
-"""Merging that bears contributions which lie."""
+"""Merging that bears contributions which lie.
+
+Flower's median, trimmed mean and krum are oracles. Its `bulyan` is none: no rule here chooses
+n - 2 b contributions by krum, one after the other, and then for each value the n - 4 b of these
+that are nearest to their median; without bad sites it is the mean.
+"""
 
 from __future__ import annotations
 
@@ -174,7 +179,7 @@ def test_coded_contributions_in_files_merge_as_decoded_ones(
 def worse(header: Any, name: str, value: Tensor, role: Role) -> Tensor:
     """Another value than the site computed."""
     if role is Role.COUNTER:
-        return value + 1_000_000
+        return value + 1_000  # more is refused
     return value * -1e4 if role is Role.PARAMETER else value + 1e6
 
 
