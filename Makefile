@@ -32,9 +32,10 @@ help:
 
 install: $(STAMP)
 
-# $(call pip_install,VENV,WORDS): every file by its hash in requirements.lock, but fedwan's own folder.
-# The lock's pip comes first, as older ones leave hashes of constraints out; and then torch, in the
-# build that pip is set up to find: from an index alone it would take one whose hash that tells.
+# $(call pip_install,VENV,WORDS): each file is checked against its hashes in requirements.lock; fedwan's
+# own folder has none. The lock's pip comes first: before 26.3 it does not check hashes of constraints.
+# Then torch, in the build that pip is set up to find (one for CPUs alone, say): where there are hashes,
+# pip prefers the files of an index that tells theirs.
 define pip_install
 	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 	rm -rf $(1)/torch
@@ -90,8 +91,10 @@ bench-peers: $(PEERS_STAMP)
 proto: install
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. fedwan/link/wire.proto
 
-# Pins and hashes that are there stay, unless pyproject.toml or ARGS say otherwise.
-lock: install
+# Pins and hashes that are there stay, unless pyproject.toml or ARGS say otherwise. What is new there
+# is installed when the lock has it.
+lock:
+	test -x $(BIN)/uv || $(MAKE) install
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --generate-hashes \
 	    --custom-compile-command 'make lock' -o requirements.lock $(ARGS) pyproject.toml >/dev/null
 
