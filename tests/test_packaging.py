@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -33,17 +34,40 @@ def test_the_package_and_the_project_bear_one_version() -> None:
     assert project()["version"] == fedwan.__version__
 
 
-def test_every_dependency_is_pinned_exactly() -> None:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
-    names = {re.sub(r"[-_.]+", "-", name).lower() for name in pins}
+def test_every_dependency_is_pinned_exactly_and_hashed() -> None:
+    lock = (ROOT / "requirements.lock").read_text()
+    hashed = r"^([a-z0-9-]+)==(\S+).*\\((?:\n    --hash=sha256:[0-9a-f]{64} ?\\?$)+)"
+    pins = {name: version for name, version, _ in re.findall(hashed, lock, re.MULTILINE)}
+    assert len(pins) == len(re.findall(r"^[^\s#]", lock, re.MULTILINE))
     extras = project()["optional-dependencies"]
     assert isinstance(extras, dict)
     wanted = [*project()["dependencies"], *(line for extra in extras.values() for line in extra)]
     for requirement in wanted:
-        assert re.split(r"[<>=\[]", requirement)[0] in names | {"fedwan"}, requirement
+        assert re.split(r"[<>=\[]", requirement)[0] in pins.keys() | {"fedwan"}, requirement
     assert pins["torch"] == "2.13.0"
     assert pins["flwr"].startswith("1.41.")
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "told"),
+    [
+        ("exit 0", 0, "no known holes"),
+        ('echo "idna 3.20 CVE-1" >"$out"; exit 1', 1, "idna 3.20 CVE-1"),
+        ("echo Refused >&2; exit 1", 3, "not done"),
+    ],
+)
+def test_an_audit_tells_holes_from_a_database_that_is_not_reached(
+    answer: str, status: int, told: str, tmp_path: Path
+) -> None:
+    audit, uvx = tmp_path / ".ci" / "audit", tmp_path / ".venv" / "bin" / "uvx"
+    for script in (audit, uvx):
+        script.parent.mkdir(parents=True)
+    shutil.copy(ROOT / ".ci" / "audit", audit)
+    uvx.write_text(f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\nout=$2\n{answer}\n')
+    uvx.chmod(0o755)
+    done = subprocess.run([audit], capture_output=True, text=True)
+    assert done.returncode == status
+    assert told in done.stdout + done.stderr and len((done.stdout + done.stderr).splitlines()) == 1
 
 
 @pytest.fixture(scope="module")
