@@ -17,6 +17,7 @@ from typing import Any
 
 from fedwan.config import require_run
 from fedwan.errors import ConfigError, UserError
+from fedwan.files import disk_full
 
 SOCKET = "control.sock"
 MAX_BYTES = 64 << 10
@@ -49,6 +50,8 @@ def serving(out: Path, answer: Answer) -> Iterator[None]:
             except (ValueError, RecursionError, TimeoutError):
                 text = f"a request is a JSON object in one line of at most {MAX_BYTES} bytes"
                 reply = {"error": f"{text}, sent within {REQUEST_S:g} s"}
+            except OSError as error:  # of the journal
+                reply = {"error": str(disk_full(error, out) or error)}
             with contextlib.suppress(OSError):  # nobody waits for it any more
                 self.wfile.write(json.dumps(reply).encode() + b"\n")
 

@@ -148,8 +148,8 @@ class Masking:
 
     def hear(self, site: str, answer: wire.Unmasked) -> None:
         """A site's part; a `PayloadError` where it has not signed what it was asked to."""
-        if (present := self.present) is None:
-            return
+        if (present := self.present) is None or not present.asks(site, answer):
+            return  # of an earlier question, say
         if answer.signature and not present.is_signed and site in self._cards:
             key = Ed25519PublicKey.from_public_bytes(self._cards[site].signing_key)
             try:

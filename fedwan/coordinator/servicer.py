@@ -6,6 +6,7 @@ Handler threads of the data plane come in through the `Hub` methods; the run
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from functools import wraps
@@ -130,6 +131,14 @@ class Servicer(Federation):
         if checkpoint is not None and self.rounds.note_back(site, checkpoint):
             self.event("warning", site, _older_text(site, checkpoint, self.rounds))
 
+    def _note_lost(self, site: str, version: int) -> None:
+        """A process cannot take the steps of the last round again; once for each version."""
+        entry = self.registry.sites[site]
+        if entry.lost != version:
+            entry.lost = version
+            self.rounds.note_back(site, version, repeats=False)
+            self.event("warning", site, _older_text(site, version, self.rounds))
+
     @_bounded
     def heard(self, site: str, signal: wire.SiteSignal) -> None:
         """See `Hub`."""
@@ -195,7 +204,8 @@ class Servicer(Federation):
         """See `Hub`."""
         upload = _upload(site, header)
         if not self.masking:
-            header.ClearField("bundle")  # which would be kept, and nobody bounds
+            header.ClearField("bundle")  # which nobody bounds
+        header = copy.deepcopy(header)  # what was cleared would stay in memory with the other
         self.intake.free()
         with self.changed:
             self.registry.find(site, header.session)
@@ -400,8 +410,7 @@ class Servicer(Federation):
             return Delivery(told, None)
         if is_behind and not kept:
             with self.changed:
-                self.rounds.note_back(site, request.version, repeats=False)
-                self.event("warning", site, _older_text(site, request.version, self.rounds))
+                self._note_lost(site, request.version)
         if (kept := kept or self._snapshots.take(site, kind, model)) is None:
             return Delivery(wire.DownloadHeader(status=wire.DownloadHeader.NOT_YET), None)
         payload, versions = kept

@@ -206,6 +206,10 @@ class Relay(ABC):
                 self._trouble(path, error, is_lost=True)
                 return reply(502, "the other side's answer was lost")
             else:
+                # Flower's clients take any 2xx for an answer, and follow where a 3xx leads.
+                if answer.status_code != 200 and answer.status_code < 400:
+                    self._trouble(path, None, is_lost=True)
+                    return reply(502, f"the other side answered {answer.status_code}")
                 if answer.status_code not in (500, 503):
                     if answer.status_code == 502:
                         self._trouble(path, None, is_lost=True)

@@ -7,6 +7,7 @@ of them down. Payloads are `Source`s: random access, so that a transfer can resu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from queue import SimpleQueue
@@ -148,4 +149,6 @@ class Ticket:
                     "run the same fedwan version on the coordinator and on every site"
                 )
             found[field.name] = value
+        if not re.fullmatch("[0-9a-f]{32}", found["run_id"]):  # part of a path at the site
+            raise WireError(f"ticket's run_id is {found['run_id']!r}, not 32 hexadecimal digits")
         return cls(**found)

@@ -32,6 +32,8 @@ WORTH = 0.97
 """A chunk that stays longer than this share of itself travels as it is."""
 FAST = 100e6
 """Bytes of payload a second, from which on packing costs more time than it saves."""
+MAX_HEADER_BYTES = 256 << 10
+"""Under masks it has the shares for all sites; of 63 sites 70 kB."""
 LEAST_BYTES = 8 << 20
 """Shorter transfers measure the round trip."""
 KEEP_CHUNKS = 64
@@ -74,8 +76,8 @@ def parser(header_type: Callable[[], H]) -> Callable[[bytes], Part[H]]:
             raise DecodeError(f"a message of {len(message)} bytes is too short")
         header_bytes, offset, checksum, raw_bytes = _PREFIX.unpack_from(message)
         begin = _PREFIX.size + header_bytes
-        if begin > len(message):
-            raise DecodeError(f"a header of {header_bytes} bytes is longer than its message")
+        if begin > len(message) or header_bytes > MAX_HEADER_BYTES:
+            raise DecodeError(f"a header of {header_bytes} bytes is too long")
         header: H | None = None
         if header_bytes:
             header = header_type()

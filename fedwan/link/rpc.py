@@ -41,6 +41,14 @@ log = logging.getLogger(__name__)
 _SERVICE = wire.DESCRIPTOR.services_by_name["DataPlane"]
 SERVICE = _SERVICE.full_name
 MAX_MESSAGE_BYTES = 32 << 20
+MOST_BYTES = {
+    "Control": 4 << 10,
+    "Download": 1 << 20,
+    "Leave": 256 << 10,
+    "Unmask": 256 << 10,
+    "Join": 6 << 20,
+}
+"""Of a call's message, before it is parsed: numbers and maps take many times their bytes."""
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

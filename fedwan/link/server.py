@@ -34,6 +34,7 @@ from fedwan.link.framing import PackedOnce, Part, pack, plain, unpack
 from fedwan.link.rpc import (
     MAX_MESSAGE_BYTES,
     METHODS,
+    MOST_BYTES,
     OPTIONS,
     SERVICE,
     Method,
@@ -170,7 +171,9 @@ class DataPlane:
         # our thread before it calls us, and so before the call counts as anybody's, for ever.
         return getattr(grpc, f"stream_{gives}_rpc_method_handler")(
             reply_stream if gives == "stream" else reply,
-            request_deserializer=_tolerant(method.read_request),
+            request_deserializer=_tolerant(
+                method.read_request, MOST_BYTES.get(name, MAX_MESSAGE_BYTES)
+            ),
             response_serializer=method.write_reply,
         )
 
@@ -254,17 +257,19 @@ class DataPlane:
         if part is None or part.header is None:
             raise PayloadError("an upload began without its header; refused")
         header, signature = part.header, b""
-        header.ClearField("signature")  # of unknown length: it is not to be kept
+        header.ClearField("signature")  # it comes last, and is not to be kept
         is_measurement = header.kind == wire.UploadHeader.MEASUREMENT
         reception = None if is_measurement else self._hub.open_upload(site, header)
         if isinstance(reception, wire.Receipt):
             return reception
-        most_bytes = min(header.chunk_bytes, MAX_MESSAGE_BYTES)
+        most_bytes, noise_bytes = min(header.chunk_bytes, MAX_MESSAGE_BYTES), 0
         while part is not None:
             if part.chunk is not None:
                 data = unpack(part.chunk, most_bytes)
                 if reception is not None:
                     reception.write(part.chunk.offset, data)
+                elif (noise_bytes := noise_bytes + len(data)) > MAX_NOISE_BYTES:
+                    raise PayloadError(f"a measurement has at most {MAX_NOISE_BYTES} bytes")
             if (part := next(parts, None)) and part.header is not None:
                 signature = part.header.signature
         if is_measurement:
@@ -348,13 +353,15 @@ def _errors_as_status(context: Any) -> Iterator[None]:
         context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
 
-def _tolerant(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """The same, but False for bytes that are no message.
+def _tolerant(parse: Callable[[bytes], Any], most_bytes: int) -> Callable[[bytes], Any]:
+    """The same, but False for bytes that are no message, or more than one may have.
 
     A deserializer that raised would leave gRPC's server unable to stop, now and then.
     """
 
     def parse_or_mark(data: bytes) -> Any:
+        if len(data) > most_bytes:
+            return False
         try:
             message = parse(data)
         except DecodeError:

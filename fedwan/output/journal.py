@@ -65,16 +65,22 @@ class Journal:
                 self.num_cut += len(lines.pop())
         if self.num_cut:
             os.truncate(path, sum(map(len, lines)))
-        self._file, self._sign = path.open("ab"), sign
+        self._file, self._sign = path.open("ab", buffering=0), sign
         self._lock = Lock()
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add one event."""
+        """Add one event; an `OSError` where it could not be written, and then nothing was."""
         is_durable = row["event"] in DURABLE
         with self._lock:
-            line, self._last = _seal(row, self._last, self._sign if is_durable else None)
-            self._file.write(line)
-            self._file.flush()
+            line, last = _seal(row, self._last, self._sign if is_durable else None)
+            begin = self._file.seek(0, os.SEEK_END)
+            try:
+                while line:
+                    line = line[self._file.write(line) :]
+            except OSError:
+                self._file.truncate(begin)  # what failed must not be read as done
+                raise
+            self._last = last
         if is_durable:
             os.fsync(self._file.fileno())
 

@@ -54,6 +54,8 @@ class SiteEntry:
     joins: int = 0
     checkpoint: int | None = None
     """Version of the newest one of a process that has joined, until it is heard to go on."""
+    lost: int = -1
+    """The last version before which its steps could not be taken again."""
     has_left: bool = False
     """Whether it said farewell in this session."""
     is_lost: bool = False

@@ -76,8 +76,9 @@ def check_bundle(bundle: wire.MaskBundle, num_sites: int) -> None:
     """Refuse one that has not what so many sites need."""
     sealed = {len(data) for data in bundle.sealed}
     hashes = {len(data) for data in bundle.hashes}
-    counts = (len(bundle.sealed), len(bundle.hashes))
-    if counts != (num_sites, num_sites) or hashes != {SHARE_BYTES} or len(sealed) != 1:
+    lengths = (len(bundle.sealed), len(bundle.hashes), len(bundle.basis))
+    expected = (num_sites, num_sites, hashlib.sha256().digest_size)
+    if lengths != expected or hashes != {SHARE_BYTES} or len(sealed) != 1:
         raise PayloadError("contribution comes without the shares that take its masks off")
     if max(sealed) > (num_sites + 2) * SHARE_BYTES:
         raise PayloadError(f"a share of {max(sealed)} bytes; {num_sites} sites need less")
@@ -143,16 +144,13 @@ class Unmasking:
         """What is signed."""
         return statement(run_id, self._asked)
 
-    def hear(self, site: str, answer: wire.Unmasked) -> None:
-        """Take a site's answer, whose signature was checked if it has one.
+    def asks(self, site: str, answer: wire.Unmasked) -> bool:
+        """Whether this is an answer to the question that is open, and the site's first."""
+        key = answer.fragment, answer.version
+        return key == (self._asked.fragment, self._asked.version) and site in self.waits_for
 
-        One to an earlier question, or given before, is let drop.
-        """
-        asked = self._asked
-        if site not in self._bundles or answer.version != asked.version:
-            return
-        if answer.fragment != asked.fragment or site not in self.waits_for:
-            return
+    def hear(self, site: str, answer: wire.Unmasked) -> None:
+        """Take an answer that was asked for, whose signature was checked if it has one."""
         if not self.is_signed:
             if len(answer.signature) == SIGNATURE_BYTES:
                 self._signatures[site] = answer.signature

@@ -221,7 +221,9 @@ class _Given:
         self._path = path
         self._said: dict[tuple[int, int], tuple[list[str], str]] = {}
         """By fragment and version: names, and the hash of the statement."""
-        for line in path.read_text().splitlines() if path.exists() else ():
+        if not path.exists():
+            replace_bytes(path, b"")  # its name is on disk before the first line
+        for line in path.read_text().splitlines():
             with suppress(ValueError):  # a torn line: what it tells of had not left
                 fragment, version, names, said = json.loads(line)
                 self._said[fragment, version] = names, said

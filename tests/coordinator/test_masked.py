@@ -111,6 +111,10 @@ def test_a_contribution_whose_masks_would_not_come_off_is_refused() -> None:
     masking.check(Key(0, 0, "s1"), good, "of s1")
     with pytest.raises(PayloadError, match="starts from other weights than version 0's, or is"):
         masking.check(Key(0, 0, "s1"), good, "of the run")
+    good.basis += bytes(1 << 20)
+    with pytest.raises(PayloadError, match="without the shares that take its masks off"):
+        masking.check(Key(0, 0, "s1"), good, "")
+    good.basis = good.basis[:32]
     good.epoch += 1
     with pytest.raises(PayloadError, match="masks of another start of the coordinator"):
         masking.check(Key(0, 0, "s1"), good, "of s1")

@@ -116,6 +116,10 @@ def test_a_site_that_is_a_version_behind_keeps_its_weights_or_others_are_told(
         assert (payload is None) == (expected == [1])
     assert header.anew_from == (0 if is_kept else 3)
     assert (bench.events[-1][0] == "warning") is not is_kept
+    if not is_kept:  # and once only, however often it asks
+        request = wire.DownloadRequest(run_id=RUN, kind=kind, version=1)
+        bench.hub.download("s1", request)
+        assert [event for event, _, _ in bench.events].count("warning") == 1
 
 
 def test_a_site_that_has_the_present_weights_is_sent_none(bench: Bench) -> None:

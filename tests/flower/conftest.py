@@ -43,6 +43,8 @@ class FakeSuperLink(http.server.ThreadingHTTPServer):
                 self.send_response(status)
                 self.send_header("content-type", "application/x-protobuf")
                 self.send_header("content-length", str(len(body)))
+                if status // 100 == 3:
+                    self.send_header("location", f"http://127.0.0.1:{fake.server_port}/other")
                 self.end_headers()
                 self.wfile.write(body)
 

@@ -58,7 +58,7 @@ def answer():
     settings.write(folder / "site.yaml")
     os.environ["FEDWAN_SITE"] = str(folder / "site.yaml")
     clientapp.train = run
-    content = RecordDict({"fedwan": ConfigRecord(vars(Ticket("127.0.0.1:1", "run-1", "{}")))})
+    content = RecordDict({"fedwan": ConfigRecord(vars(Ticket("127.0.0.1:1", "0" * 32, "{}")))})
     answer = clientapp.answer_ticket(Message(content, 1, "train.ticket"))
     record = dict(answer.content.config_records["fedwan"])
     (folder / "answer.json").write_text(json.dumps(record))
@@ -144,7 +144,7 @@ def run(
         recipes=["flow"],
         folder=str(folder),
     )
-    ticket = Ticket("127.0.0.1:1", "run-1", to_json(config))
+    ticket = Ticket("127.0.0.1:1", "1" * 32, to_json(config))
     train(ticket, site, lambda *words: told.append(words))
     return told
 
@@ -153,7 +153,7 @@ def test_a_script_that_ends_well_has_taken_part_and_its_first_word_is_heard(tmp_
     body = "a = joined(); print(a.site, a.run_id, sys.argv[1]); Outcome.leave(None, 8)"
     late = "Outcome.leave(ValueError('late'), 8)"
     run(tmp_path, f"{body}; {late}", command="python train.py --data={site}")
-    assert "s1 run-1 --data=s1" in (tmp_path / "state" / "logs" / "clientapp.log").read_text()
+    assert f"s1 {'1' * 32} --data=s1" in (tmp_path / "state" / "logs" / "clientapp.log").read_text()
     word = json.loads((tmp_path / "state" / "training" / "outcome.json").read_text())
     assert word == {"error": "", "text": "", "step": 8}
 
@@ -167,7 +167,7 @@ def test_the_service_is_told_when_a_script_is_let_in_and_why_it_is_started_again
     Path("failed").touch()
     """
     told = [words for words, _ in groupby(run(tmp_path, body))]
-    name = "run-1 (command, diloco)"
+    name = f"{'1' * 32} (command, diloco)"
     assert [words[0] for words in told] == [name] * 3
     assert (told[0][1], told[2][1]) == ("", "")
     assert told[1][1].startswith("the training script failed at step 8: ValueError: bad batch")

@@ -405,3 +405,15 @@ def test_code_that_is_not_the_installed_fedwan_s_is_handed_to_nobody(
         assert f"add a line bundles: [{sha256}] to SITE.yaml" in str(forwarder.refusal)
     with forwarding(identities / "s1", door.port, [sha256]) as forwarder:
         assert post(forwarder, path, other.SerializeToString()).status_code == 200
+
+
+@pytest.mark.parametrize("status", [201, 206, 307])
+def test_no_answer_but_200_and_errors_reaches_a_supernode(
+    door: FrontDoor, superlink: Any, identities: Path, status: int
+) -> None:
+    """Flower's client takes any 2xx, and goes where a 3xx leads."""
+    superlink.statuses = [status]
+    with forwarding(identities / "s1", door.port) as forwarder:
+        answer = post(forwarder, "/v1/fleet/get-fab", b"code")
+    assert answer.status_code == 502 and b"code" not in answer.content
+    assert "location" not in answer.headers

@@ -31,10 +31,13 @@ def test_generated_code_matches_the_proto(tmp_path: Path) -> None:
 
 
 def test_a_ticket_survives_a_carrier_of_strings_and_a_missing_field_is_named() -> None:
-    ticket = Ticket("coordinator.example.com:7444", "run-1", '{"seed": 0}')
+    ticket = Ticket("coordinator.example.com:7444", "1" * 32, '{"seed": 0}')
     values = asdict(ticket)
     assert Ticket.from_dict(values | {"of a newer coordinator": "red"}) == ticket
     for field in values:
         for value in (None, "", 3):
             with pytest.raises(WireError, match=f"ticket field '{field}'"):
                 Ticket.from_dict({**values, field: value})
+    for value in ("../../x", "/any/folder", "1" * 31, "1" * 32 + "\n", "\x1b]0;x\x07"):
+        with pytest.raises(WireError, match="run_id is .* not 32 hexadecimal digits"):
+            Ticket.from_dict({**values, "run_id": value})

@@ -117,6 +117,17 @@ def test_uploads_that_no_honest_site_makes_are_refused_with_the_reason(setting: 
     assert receipt.status == wire.Receipt.REJECTED
     assert "payload of 10000000000000 bytes announced" in receipt.text
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kB
+    noise = zstandard.ZstdCompressor().compress(bytes(1 << 25))
+    block = plain(0, noise)._replace(raw_bytes=1 << 25)
+    header_of_noise = wire.UploadHeader(kind=wire.UploadHeader.MEASUREMENT, chunk_bytes=1 << 25)
+    parts = [Part(header_of_noise, None), *[Part(None, block)] * 9]
+    text = refused(Code.INVALID_ARGUMENT, lambda: setting.upload(*parts))
+    assert text == "a measurement has at most 268435456 bytes"
+    long = header()
+    long.bundle.sealed.extend([b""] * (1 << 20))  # eight times as large in memory
+    assert "is no message" in refused(
+        Code.INVALID_ARGUMENT, lambda: setting.upload(Part(long, None))
+    )
     # What was refused may be sent again.
     assert list(setting.upload(Part(header(), None)).missing) == [0]
 
@@ -141,6 +152,7 @@ def test_downloads_that_no_honest_site_asks_for_are_refused_or_bring_nothing(
         ({"kind": 4, "version": 2**63}, Code.INVALID_ARGUMENT, "ask for 1 to 268435456"),
         ({"run_id": "another"}, Code.FAILED_PRECONDITION, "is of run another, this is run-1"),
         ({"chunks": [0] * 1_000_000}, Code.INVALID_ARGUMENT, "1000000 chunks asked for where"),
+        ({"chunks": [0] * 2_000_000}, Code.INVALID_ARGUMENT, "is no message"),
     ]:
         assert says in refused(code, lambda changes=changes: ask(**changes))
     for num_chunks in (1, 0):  # which were sent already

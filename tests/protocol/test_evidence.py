@@ -135,7 +135,7 @@ def test_a_contribution_that_its_site_has_not_signed_is_refused_and_ends_nothing
         mine.sign(statement_of(other, "s1", hashes.payload())),
         mine.sign(statement_of(header, "s1", "0" * 64)),
         mine.sign(statement_of(header, "s2", hashes.payload())),
-        b"x" * (1 << 20),
+        b"x" * (1 << 16),
     ]
     with (
         serving(bench.hub, identities) as plane,

@@ -196,6 +196,10 @@ def test_a_site_that_signs_another_list_ends_nobody(folder: Path, tmp_path: Path
         assert question is not None
         masking.hear(name, sites.maskers[name].answer(question))
     assert asked.is_signed
+    late = wire.Unmasked(fragment=0, version=0, signature=bytes(64))
+    masking.present = Unmasking(NAMES, 3, 0, 1, BASIS, bundles)
+    masking.hear("s1", late)  # of the question before: no fault of its
+    assert "s1" in masking.present.waits_for
 
 
 def test_a_record_of_what_was_given_bears_a_torn_line(folder: Path, tmp_path: Path) -> None:
