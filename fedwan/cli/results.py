@@ -45,9 +45,10 @@ def verify(run: RunFolder, ca: Ca = None, json_path: JsonPath = None) -> None:
     events = (f"{count} {event}" for event, count in sorted(found["events"].items()))
     signed = f"{found['signed_lines']} of lines, {found['signed_contributions']} of contributions"
     by = f"keys that {ca} knows" if ca else "the keys below; --ca checks whose they are"
+    rest = f"; {found['unsigned_end']} lines at the end are not" if found["unsigned_end"] else ""
     rows = {
         "journal": f"{found['lines']} lines, each follows on the last; hash {found['hash']}",
-        "signatures": f"{signed}, by {by}" if found["signed_lines"] else "none",
+        "signatures": f"{signed}, by {by}{rest}" if found["signed_lines"] else "none",
         "versions": f"{versions or 'none'}, {merged}",
         "events": ", ".join(events),
         "checkpoint": f"{saved}, with the weights that the journal tells of" if saved else "none",

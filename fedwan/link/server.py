@@ -276,7 +276,7 @@ class DataPlane:
         if part is None or part.header is None:
             raise PayloadError("an upload began without its header; refused")
         header, signature = part.header, b""
-        header.ClearField("signature")  # of unknown length: it is not to be kept
+        header.ClearField("signature")  # it comes last, and is not to be kept
         is_measurement = header.kind == wire.UploadHeader.MEASUREMENT
         reception = None if is_measurement else self._hub.open_upload(site, header)
         if isinstance(reception, wire.Receipt):

@@ -80,7 +80,4 @@ def check_proof(proof: Proof, said: bytes) -> None:
     certificate = x509.load_pem_x509_certificate(proof.certificate)
     if not has_signed(certificate, proof.signature, said):
         what = "is not by the key of its certificate" if proof.signature else "is missing"
-        raise PayloadError(
-            f"its signature {what}; start site and coordinator from the same fedwan, and the site "
-            "with the identity that it shows"
-        )
+        raise PayloadError(f"its signature {what}; install the same fedwan on both sides")

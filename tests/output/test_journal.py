@@ -166,24 +166,6 @@ def test_a_checkpoint_of_other_weights_is_found_with_its_versions_line(run: Path
         verify(run)
 
 
-def test_what_could_not_be_written_is_not_in_the_journal_later(tmp_path: Path) -> None:
-    written = Journal(tmp_path / JOURNAL, is_new=True)
-    written.append(event_row("join", "s1"))
-    size = (tmp_path / JOURNAL).stat().st_size
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    was = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
-        with pytest.raises(OSError):  # some of the line had room
-            written.append(event_row("ejected", "s2"))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, was)
-    written.append(event_row("leave", "s1"))
-    written.close()
-    assert kinds(tmp_path) == ["join", "leave"]
-
-
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory, identities: Path) -> list[dict[str, Any]]:
     """Of a run over real connections."""
@@ -289,6 +271,24 @@ def test_who_signs_with_keys_of_another_authority_is_found_by_the_authority(
         verify(tmp_path, ca)
     with pytest.raises(FedwanError, match="no.crt cannot be read"):
         verify(tmp_path, ca.with_name("no.crt"))
+
+
+def test_what_could_not_be_written_is_not_in_the_journal_later(tmp_path: Path) -> None:
+    written = Journal(tmp_path / JOURNAL, is_new=True)
+    written.append(event_row("join", "s1"))
+    size = (tmp_path / JOURNAL).stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    was = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
+        with pytest.raises(OSError):  # some of the line had room
+            written.append(event_row("ejected", "s2"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, was)
+    written.append(event_row("leave", "s1"))
+    written.close()
+    assert kinds(tmp_path) == ["join", "leave"]
 
 
 def test_no_event_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

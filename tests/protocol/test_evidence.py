@@ -135,7 +135,7 @@ def test_a_contribution_that_its_site_has_not_signed_is_refused_and_ends_nothing
         mine.sign(statement_of(other, "s1", hashes.payload())),
         mine.sign(statement_of(header, "s1", "0" * 64)),
         mine.sign(statement_of(header, "s2", hashes.payload())),
-        b"x" * (1 << 20),
+        b"x" * (1 << 16),
     ]
     with (
         serving(bench.hub, identities) as plane,
@@ -157,7 +157,7 @@ def test_a_contribution_that_its_site_has_not_signed_is_refused_and_ends_nothing
         assert bench.hub.rejected == bench.rounds.refused["s1"] == 2 + len(bad)
         assert bench.contribution("s1") is None
         told = [text for event, _, text in bench.events if event == "rejected"]
-        assert told[0].startswith("contribution of s1 refused: its signature is missing; start")
+        assert told[0].startswith("contribution of s1 refused: its signature is missing; install")
         receipt = send(Part(wire.UploadHeader(signature=mine.sign(good)), None))
         assert receipt.status == wire.Receipt.ACCEPTED
 
