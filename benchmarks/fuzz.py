@@ -6,11 +6,13 @@ accepted is merged with an honest contribution, by the mean and now and then by 
 lies. Either a `PayloadError` in one line comes of it, or finite values of the layout.
 
 `calls`: sequences of calls of sites, decisions of the operator, rounds and passing time, made by
-hypothesis (`tests/coordinator/test_calls.py`, which says what must hold after each).
+hypothesis (`tests/coordinator/test_calls.py`, which says what must hold after each). Sequences are
+counted under `cases`, calls under `refused` and `accepted`.
 
 `refused` is what an error of the tree answers, `unexpected` all else, printed as it comes: an
 exception that nobody foresaw, a value that is not finite, a payload that takes more than a second
-or 64 MiB. `slowest_ms` is of processor time. A seed repeats a case: `--only int4 --seed 17`.
+or 64 MiB. `slowest_ms`, of one payload or call, and `core_s` are processor time. A seed repeats a
+payload, or 250 sequences: `--only int4 --seed 17`. `--quick`: a hundredth.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import resource
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from multiprocessing import get_context
 from typing import NamedTuple, cast, get_args
@@ -45,6 +47,8 @@ from fedwan.state import Layout, Role, State
 
 CALLS = "calls"
 CHUNK = 500
+SEQUENCES = 250
+"""Of calls, that come of one seed."""
 MOST_S = 1.0
 MOST_BYTES = 64 << 20
 ROBUST = 0.05
@@ -63,7 +67,7 @@ class Tally(NamedTuple):
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--payloads", type=int, default=1_000_000, help="of each codec")
     parser.add_argument("--sequences", type=int, default=100_000, help="of calls")
-    parser.add_argument("--seed", type=int, help="this one alone, of one codec or of the calls")
+    parser.add_argument("--seed", type=int, help="this one alone, of what --only says")
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
@@ -71,8 +75,10 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     share = 100 if args.quick else 1
     with get_context("spawn").Pool(os.cpu_count(), torch.set_num_threads, (1,)) as pool:
         for name in select([*codecs_by_name(SITES), CALLS], args.only):
-            work = partial(fuzz_payloads, name)
-            num, size = args.payloads // share, CHUNK
+            size, num = (CHUNK, args.payloads // share)
+            work: Callable[[range], Tally] = partial(fuzz_payloads, name)
+            if name == CALLS:
+                work, size, num = fuzz_calls, 1, -(-args.sequences // share // SEQUENCES)
             seeds = range(num) if args.seed is None else range(args.seed, args.seed + 1)
             chunks = [seeds[at : at + size] for at in range(0, len(seeds), size)]
             began_s = time.monotonic()
@@ -80,7 +86,8 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
             for tally in pool.imap_unordered(work, chunks):
                 tallies.append(tally)
                 for seed, text in tally.unexpected:
-                    print(f"{name}: {text}\npython -m benchmarks fuzz --only {name} --seed {seed}")
+                    again = f"python -m benchmarks fuzz --only {name} --seed {seed}"
+                    print(f"{name}: {text}\n{again}", flush=True)
             yield _row(name, tallies, time.monotonic() - began_s)
 
 
@@ -96,6 +103,32 @@ def _row(name: str, tallies: list[Tally], seconds: float) -> Row:
         "core_s": round(sum(tally.seconds for tally in tallies), 1),
         "seconds": round(seconds, 1),
     }
+
+
+# Calls -------------------------------------------------------------------------------------------
+
+
+def fuzz_calls(seeds: range) -> Tally:
+    """Sequences of each seed, and the shortest that fails."""
+    # Imported here: hypothesis comes with it, which payloads do without.
+    from hypothesis import Phase, seed, settings
+    from hypothesis.stateful import run_state_machine_as_test
+
+    from tests.coordinator.test_calls import COUNTS, Calls, TestCalls
+
+    COUNTS.clear()
+    unexpected = []
+    began_s, phases = time.process_time(), (Phase.generate, Phase.shrink)
+    given = settings(TestCalls.settings, max_examples=SEQUENCES, database=None, phases=phases)
+    for each in seeds:
+        try:
+            run_state_machine_as_test(seed(each)(Calls), settings=given)
+        except Exception:
+            unexpected.append((each, traceback.format_exc()))
+    found = Counter(cases=COUNTS["sequences"], refused=COUNTS["refused"])
+    found["accepted"] = COUNTS["calls"] - COUNTS["refused"]
+    slowest_s = COUNTS["slowest_us"] / 1e6
+    return Tally(found, unexpected, slowest_s, time.process_time() - began_s)
 
 
 # Payloads ----------------------------------------------------------------------------------------
