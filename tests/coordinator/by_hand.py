@@ -25,7 +25,7 @@ from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.server_step import step_outer
 from fedwan.coordinator.servicer import CoordinatorRounds, Servicer
-from fedwan.errors import FedwanError
+from fedwan.errors import UserError
 from fedwan.fragments import Fragmentation, strided, whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
@@ -214,10 +214,7 @@ class RunByHand:
             if hub.initial is not None:
                 self._take_initial(fp32().decode(hub.initial, whole(self.layout)[0].layout))
         else:
-            try:
-                self._round(hub.rounds, hub.model)
-            except FedwanError as error:
-                hub.finish(str(error))
+            self._round(hub.rounds, hub.model)
 
     def _start(self) -> None:
         if self.hub.masking:
@@ -271,7 +268,12 @@ class RunByHand:
             basis = masking.basis(index, version, model.hash_of(round_.fragment))
             asked = (masking.names, masking.needed, index, version, basis, bundles)
             masking.present = Unmasking(*asked)  # type: ignore[arg-type]
-        if (masks := key_streams(masking.present, SITES, bundles)) is None:  # type: ignore[arg-type]
+        try:
+            masks = key_streams(masking.present, SITES, bundles)  # type: ignore[arg-type]
+        except UserError as error:  # all have given shares, and false ones
+            self.hub.finish(str(error))
+            return None
+        if masks is None:
             return None
         masking.present = None
         merged: State

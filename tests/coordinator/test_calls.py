@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
@@ -44,7 +45,7 @@ COUNTS: Counter[str] = Counter()
 
 every = st.sampled_from((*SITES, "s4"))  # the last has a certificate, and is not in the run
 members = st.sampled_from(SITES)
-sessions = st.sampled_from(("own", "own", "own", "a", "b", "c"))
+sessions = st.sampled_from(("own", "own", "own", "a", "b", "new"))
 near = st.integers(-2, 2)
 fragments = st.integers(0, 2)
 contents = st.sampled_from(("good", "other", "large", "nan"))
@@ -54,6 +55,7 @@ hellos = st.sampled_from(
 headers = st.sampled_from(
     ("", "", "", "initial", "run_id", "kind", "num_bytes", "chunk_bytes", "samples", "steps", "nan")
 )
+others = st.sampled_from(("", "", "turn", "eject", "join", "open"))
 figures = st.sampled_from(('{"fd": 1.5, "modes": [1, 2]}', '{"fd": NaN}', '{"t": 1}', "[", ""))
 
 
@@ -74,6 +76,7 @@ class Calls(RuleBasedStateMachine):
         self.asked: set[str] = set()
         self.latest: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self.has_repeated = False
+        self.number = count()
         if rounds < 0:  # nobody is there
             return
         for _ in range(2):
@@ -85,7 +88,7 @@ class Calls(RuleBasedStateMachine):
         self.turn()
         self.turn()
         for _ in range(rounds):
-            self.honest_round("")
+            self.round("", "good")
 
     def teardown(self) -> None:
         if hasattr(self, "run"):
@@ -178,15 +181,14 @@ class Calls(RuleBasedStateMachine):
 
     # Sites -----------------------------------------------------------------------------------
 
-    @rule(without=st.sampled_from(("", "", *SITES)))
-    def honest_round(self, without: str) -> None:
-        """Sites do what they should, all but one perhaps."""
+    @rule(without=st.sampled_from(("", "", *SITES)), what=contents)
+    def round(self, without: str, what: str) -> None:
+        """Sites do what they should, all but one perhaps; another one sends what it likes."""
         there = [site for site in SITES if site != without]
         rounds = self.hub._rounds
         fragment = rounds.round.fragment.index if rounds and rounds.round else 0
         for site in there:
-            self.open_upload(site, "own", fragment, 0, "good", "")
-            self._whole(site)
+            self.send(site, fragment, 0, what if site == there[0] else "good", "")
         self.turn()
         for site in 2 * there if self.hub.masking else ():
             self.unmask(site, 0, "")
@@ -209,6 +211,8 @@ class Calls(RuleBasedStateMachine):
         self._do(self._join, site, self._session(site, session), wrong)
 
     def _join(self, site: str, session: str, wrong: str) -> None:
+        if session.endswith("new"):  # another one each time
+            session = f"{site}-{next(self.number)}"
         hello = self.run.hello(site, session)
         if wrong:
             setattr(hello, wrong, 1 if wrong in ("protocol", "checkpoint") else "other")
@@ -236,6 +240,12 @@ class Calls(RuleBasedStateMachine):
             found = self._ask(getattr(self.hub, what), site, session)
             if what == "attach" and not isinstance(found, FedwanError):
                 assert session == self.session[site] and found.qsize() <= 5
+
+    @rule(site=members, fragment=st.integers(0, 1), off=near, what=contents, meanwhile=others)
+    def send(self, site: str, fragment: int, off: int, what: str, meanwhile: str) -> None:
+        """A whole contribution."""
+        self.open_upload(site, "own", fragment, off, what, "")
+        self._whole(site, meanwhile)
 
     @rule(site=every, session=sessions, fragment=fragments, off=near, what=contents, wrong=headers)
     def open_upload(
@@ -272,19 +282,19 @@ class Calls(RuleBasedStateMachine):
         else:
             self.open[site] = header, payload, found
 
-    @rule(site=members, first=st.integers(0, 3), count=st.integers(0, 4))
-    def write(self, site: str, first: int, count: int) -> None:
+    @rule(site=members, first=st.integers(0, 3), num=st.integers(0, 4))
+    def write(self, site: str, first: int, num: int) -> None:
         if site in self.open:
-            self._do(self._write, site, first, count)
+            self._do(self._write, site, first, num)
 
-    def _write(self, site: str, first: int, count: int) -> None:
+    def _write(self, site: str, first: int, num: int) -> None:
         header, payload, reception = self.open[site]
         content = read_all(payload)
         self.sent[Key(header.fragment, header.version, site)].add(checksum_of(payload))
-        for at in range(first * CHUNK, min((first + count) * CHUNK, len(content) + CHUNK), CHUNK):
+        for at in range(first * CHUNK, min((first + num) * CHUNK, len(content) + CHUNK), CHUNK):
             self._ask(reception.write, at, content[at : at + CHUNK])
 
-    @rule(site=members, meanwhile=st.sampled_from(("", "", "turn", "eject", "join", "open")))
+    @rule(site=members, meanwhile=others)
     def close(self, site: str, meanwhile: str) -> None:
         if site in self.open:
             self._do(self._close, site, meanwhile)
@@ -295,7 +305,7 @@ class Calls(RuleBasedStateMachine):
         happens: dict[str, Callable[[], Any]] = {
             "turn": self.turn,
             "eject": lambda: self.decide(site, "eject"),
-            "join": lambda: self._join(site, f"{site}-c", ""),
+            "join": lambda: self._join(site, f"{site}-new", ""),
             "open": lambda: self.open_upload(site, "own", header.fragment, 0, "other", ""),
         }
 
@@ -308,10 +318,10 @@ class Calls(RuleBasedStateMachine):
         if not isinstance(found, FedwanError):
             self._receive(site, header, found)
 
-    def _whole(self, site: str) -> None:
+    def _whole(self, site: str, meanwhile: str = "") -> None:
         if site in self.open:
             self.write(site, 0, -(-self.open[site][1].num_bytes // CHUNK))
-            self.close(site, "")
+            self.close(site, meanwhile)
 
     def _receive(self, site: str, header: wire.UploadHeader, receipt: wire.Receipt) -> None:
         assert receipt.text.isprintable() and len(receipt.text) < 1200
