@@ -234,15 +234,22 @@ class RoundConfig:
 
 @dataclass
 class PrivacyConfig:
-    """Differential privacy of each sample of a site's shard (docs/security.md)."""
+    """Differential privacy of samples or of whole sites (docs/security.md)."""
 
     epsilon: float = setting(0.0, span(0.01, 1000, or_zero=True))
-    """Budget of each site for the whole run, from which the noise on its gradients follows; 0 for
-    no privacy."""
+    """Budget of each unit for the whole run, from which the noise follows; 0 for no privacy."""
+    unit: str = one_of("sample", "site")
+    """What is protected: each `sample` of a shard, by noise on its site's gradients; or each whole
+    `site`, by noise on the mean of contributions, from all but the coordinator."""
     delta: float = setting(1e-5, SHARE)
-    """Probability with which the bound may fail; less than one in the samples of any site."""
+    """Probability with which the bound may fail; less than one in the samples of any site, or in
+    the sites."""
     clip: float = setting(1.0, POSITIVE)
-    """Largest norm of one sample's gradient."""
+    """Largest norm of one sample's gradient, or of one site's contribution."""
+
+    def is_of(self, unit: str) -> bool:
+        """Whether there is privacy, and of this unit."""
+        return self.epsilon > 0 and self.unit == unit
 
 
 @dataclass
@@ -338,6 +345,7 @@ class Config:
         return {name: list(n.exclude) for name, n in self.network.items() if n.exclude}
 
 
+_NO_AVERAGE = "inner.NETWORK.state=keep or reset"
 NEEDS = (
     Needs(
         "eval.features",
@@ -381,13 +389,19 @@ NEEDS = (
     ),
     *(
         Needs(f"privacy.{key}", lambda c, _: c.privacy.epsilon > 0, "privacy.epsilon=8")
-        for key in ("delta", "clip")
+        for key in ("unit", "delta", "clip")
     ),
     *(
         Needs("privacy.epsilon", holds, mend)
         for holds, mend in (
-            (lambda c, _: c.workload != COMMAND, "a recipe that makes noise, workload=flow or gan"),
-            (lambda c, _: c.site == SiteConfig(), "site.* as it is by default"),
+            (
+                lambda c, _: c.privacy.unit == "site" or c.workload != COMMAND,
+                "a recipe that makes noise, workload=flow or gan, or privacy.unit=site",
+            ),
+            (
+                lambda c, _: c.privacy.unit == "site" or c.site == SiteConfig(),
+                "site.* as it is by default",
+            ),
             # A step that is repeated must be the same one, or it costs more than is counted.
             (lambda c, _: c.checkpoint.every < 2, "checkpoint.every=1"),
             (lambda c, _: c.round.quorum in (0, c.num_sites), "round.quorum=0"),
@@ -395,6 +409,17 @@ NEEDS = (
             (lambda c, _: not any(n.h for n in c.network.values()), "no network.NETWORK.h"),
         )
     ),
+    *(
+        Needs("privacy.unit=site", holds, mend)
+        for holds, mend in (
+            (lambda c, _: c.num_sites > 1, "sites=2 or more"),
+            (lambda c, _: c.codec.up not in MASKED, "contributions to clip, codec.up=int4"),
+            (lambda c, _: c.round.merge == "mean", "round.merge=mean"),
+            (lambda c, _: all(i.state != "average" for i in c.inner.values()), _NO_AVERAGE),
+        )
+    ),
+    # Who is refused would depend on what the others have sent; what is clipped needs no gate.
+    Needs("round.gate", lambda c, _: not c.privacy.is_of("site"), "privacy.unit=sample"),
 )
 """Settings that have an effect beside others alone."""
 

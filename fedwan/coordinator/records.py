@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,9 +15,9 @@ from fedwan.doctor.diagnosis import LiveDoctor
 from fedwan.doctor.sampling import Direction, Directions, Sample, no_direction
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
+from fedwan.privacy import EPSILON
 from fedwan.protocol.limits import Names
 from fedwan.protocol.round import Merge, Round
-from fedwan.workloads.privacy import EPSILON
 
 _LOOK_EVERY = 8
 """Rounds between two looks of the doctor."""
@@ -43,7 +44,7 @@ class Totals:
     """Contributions that came too late to be merged."""
     wall_s: float = 0.0
     epsilon: float = 0.0
-    """The most that a site says it has spent of its privacy."""
+    """The most that a unit has spent of its privacy, as sites say of samples."""
     untrained: dict[str, Any] = field(default_factory=dict)
     """Quality of version 0."""
     quality: dict[str, Any] = field(default_factory=dict)
@@ -183,17 +184,14 @@ class VersionLines:
             self._writing.pop().result()
 
 
-def contribution_row(merge: Merge[Contribution], nominal: int) -> dict[str, Any]:
-    """For the journal; while the contribution's payload is still there.
-
-    `nominal`: samples of a contribution of weight 1.
-    """
+def contribution_row(merge: Merge[Contribution], share: tuple[float, float]) -> dict[str, Any]:
+    """For the journal, by its weight and scale; while the contribution's payload is there."""
     figures = merge.contribution.work.figures
     return {
         "event": "contribution",
         "site": merge.key.site,
         "version": merge.key.version,
         "payload": f"{checksum_of(merge.contribution.payload):016x}",
-        "weight": merge.contribution.work.samples / nominal * merge.scale,
+        "weight": math.prod(share),
         **({"epsilon": figures[EPSILON]} if EPSILON in figures else {}),
     }
