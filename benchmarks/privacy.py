@@ -66,7 +66,7 @@ def train(args: argparse.Namespace, name: str, seed: int) -> Row:
     epsilon = CASES[name]
     words = ["workload=flow", "sites=2", f"seed={seed}", "eval.every=0"]
     words += PRIVATE if epsilon >= 0 else []
-    words += [f"privacy.epsilon={epsilon}", f"privacy.clip={CLIP}"] if epsilon > 0 else []
+    words += [f"privacy.epsilon={epsilon}", f"privacy.unit=sample:{CLIP}"] if epsilon > 0 else []
     words += ["steps=40"] if args.quick else []
     with tempfile.TemporaryDirectory() as made:
         config, run = run_simulated(words, folder=Path(made))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,7 @@ from fedwan._config_tree import (
 )
 from fedwan.errors import ConfigError
 from fedwan.files import replace_text
-from fedwan.names import why_unsafe
+from fedwan.names import nearest, why_unsafe
 from fedwan.uses import Faults, Needs, effective, unmet
 
 COMMAND = "command"
@@ -58,6 +59,18 @@ def _named_sites(value: Any) -> str:
         if names.count(name) > 1:
             return f"holds {name!r} twice; give each site its own name"
     return ""
+
+
+def _unit(value: Any) -> str:
+    """What is wrong with a unit of privacy, and the norm behind it."""
+    word, colon, number = value.partition(":")
+    if word not in ("sample", "site"):
+        return f"is none of sample, site{nearest(word, ('sample', 'site'))}"
+    try:
+        is_good = not colon or 0 < float(number) < math.inf
+    except ValueError:
+        is_good = False
+    return "" if is_good else f"has no norm above 0 behind its colon; write it like {word}:0.5"
 
 
 @dataclass
@@ -238,18 +251,27 @@ class PrivacyConfig:
 
     epsilon: float = setting(0.0, span(0.01, 1000, or_zero=True))
     """Budget of each unit for the whole run, from which the noise follows; 0 for no privacy."""
-    unit: str = one_of("sample", "site")
+    unit: str = setting("sample", _unit)
     """What is protected: each `sample` of a shard, by noise on its site's gradients; or each whole
-    `site`, by noise on the mean of contributions, from all but the coordinator."""
+    `site`, by noise on the mean of contributions, from all but the coordinator. `sample:3` clips
+    gradients to a norm of 3, `site:0.3` contributions to 0.3; without a number it is 1."""
     delta: float = setting(1e-5, SHARE)
     """Probability with which the bound may fail; less than one in the samples of any site, or in
     the sites."""
-    clip: float = setting(1.0, POSITIVE)
-    """Largest norm of one sample's gradient, or of one site's contribution."""
 
-    def is_of(self, unit: str) -> bool:
+    @property
+    def name(self) -> str:
+        """Of the unit alone."""
+        return self.unit.partition(":")[0]
+
+    @property
+    def clip(self) -> float:
+        """Largest norm of one sample's gradient, or of one site's contribution."""
+        return float(self.unit.partition(":")[2] or 1)
+
+    def is_of(self, name: str) -> bool:
         """Whether there is privacy, and of this unit."""
-        return self.epsilon > 0 and self.unit == unit
+        return self.epsilon > 0 and self.name == name
 
 
 @dataclass
@@ -389,17 +411,17 @@ NEEDS = (
     ),
     *(
         Needs(f"privacy.{key}", lambda c, _: c.privacy.epsilon > 0, "privacy.epsilon=8")
-        for key in ("unit", "delta", "clip")
+        for key in ("unit", "delta")
     ),
     *(
         Needs("privacy.epsilon", holds, mend)
         for holds, mend in (
             (
-                lambda c, _: c.privacy.unit == "site" or c.workload != COMMAND,
+                lambda c, _: c.privacy.name == "site" or c.workload != COMMAND,
                 "a recipe that makes noise, workload=flow or gan, or privacy.unit=site",
             ),
             (
-                lambda c, _: c.privacy.unit == "site" or c.site == SiteConfig(),
+                lambda c, _: c.privacy.name == "site" or c.site == SiteConfig(),
                 "site.* as it is by default",
             ),
             # A step that is repeated must be the same one, or it costs more than is counted.

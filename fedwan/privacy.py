@@ -1,9 +1,9 @@
 """What noise spends of a budget of differential privacy, and the secret that it is made by.
 
-Both kinds are many steps of one mechanism, a sum that no unit moves by more than `privacy.clip`
-with normal noise of deviation `noise` times that: single samples' gradients at a site
-(`fedwan.workloads.privacy`), and whole sites' contributions at the coordinator
-(`fedwan.coordinator.site_privacy`). The noise is the least with which Opacus's accountant (Renyi
+Both kinds are many steps of one mechanism: a sum that no unit moves by more than the norm in
+`privacy.unit`, with normal noise of deviation `noise` times that. It is of single samples'
+gradients at a site (`fedwan.workloads.privacy`), or of whole sites' contributions at the
+coordinator (`fedwan.coordinator.site_privacy`). The noise is the least with which Opacus's accountant (Renyi
 differential privacy, Mironov et al. 2019, 1908.10530) finds all steps within (epsilon, delta).
 """
 
@@ -57,7 +57,7 @@ class Spending:
         asked = {"target_epsilon": budget.epsilon, "target_delta": budget.delta}
         try:
             self.noise = least(**asked, sample_rate=rate, steps=num_steps, accountant="rdp")
-            """Its deviation over `privacy.clip`, in the sum."""
+            """Its deviation in the sum, over the norm that is clipped to."""
         except ValueError as error:
             raise ConfigError(
                 f"privacy.epsilon = {budget.epsilon} at privacy.delta = {budget.delta}: no noise "

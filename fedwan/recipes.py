@@ -74,7 +74,7 @@ MERGES = (
     ),
 )
 """Of rounds that may be merged by a robust rule: one contribution a site, all of about H steps."""
-PRIVATE_SITES = Needs("privacy.epsilon", lambda c, _: c.privacy.unit == "site", "privacy.unit=site")
+PRIVATE_SITES = Needs("privacy.epsilon", lambda c, _: c.privacy.name == "site", "privacy.unit=site")
 """Where whole sites may be private, and samples may not."""
 APART = Needs("network.*.h", lambda c, _: not c.round.least_steps, "round.least_steps=0")
 """Where networks may travel apart."""

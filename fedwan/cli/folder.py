@@ -111,7 +111,7 @@ def _check_changes(asked: Config) -> None:
         "out, or begin a new run with init.NETWORK=FILE, which `fedwan export` writes"
         for key, value in leaves_of(asked)
         if value != before.get(key) and {key, key.split(".")[0]} & fixed
-        if value or key in ("seed", "privacy.epsilon") or not (value is None or is_script)
+        if value or key == "seed" or not (value is None or is_script)
     ]
     if 0 < asked.steps < board.step:
         faults.append(

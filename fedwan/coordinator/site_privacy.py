@@ -2,8 +2,8 @@
 
     Δ = 1 / n (sum of Δ_i min(1, C / |Δ_i|) + normal noise of deviation s C)
 
-over the n contributions to a version of a fragment. C is `privacy.clip`, |Δ_i| the norm over all
-networks and parameters of the fragment, and all sites count alike: a site moves the sum by C at
+over the n contributions to a version of a fragment. C is the norm in `privacy.unit`, |Δ_i| is over
+all networks and parameters of the fragment, and all sites count alike: a site moves the sum by C at
 most, whatever it sends. Each version of each fragment is a step of the mechanism, in which every
 site takes part; s is the accountant's (`fedwan.privacy`), for two runs in one of which a site's
 contributions are all 0. What sites get is made of Δ alone; the coordinator knows each Δ_i.
@@ -42,7 +42,7 @@ class SitePrivacy(Spending):
         self.steps += num_lost
 
     def scale(self, measures: Measures) -> float:
-        """What a contribution is multiplied by, so that its norm is `privacy.clip` at most."""
+        """What a contribution is multiplied by, so that its norm is C at most."""
         return min(1.0, self.budget.clip / max(math.hypot(*measures.norms.values()), 1e-30))
 
     def make_private(self, merged: State, round_: Round[Contribution]) -> None:

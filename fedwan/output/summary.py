@@ -96,8 +96,8 @@ def privacy_of(config: PrivacyConfig, epsilon: float) -> dict[str, Any]:
     """What `summary.json` says of it; nothing without."""
     if not config.epsilon:
         return {}
-    told = {"epsilon": epsilon, "delta": config.delta, "unit": UNITS[config.unit]}
-    return {**told, "not_covered": list(NOT_COVERED[config.unit])}
+    told = {"epsilon": epsilon, "delta": config.delta, "unit": UNITS[config.name]}
+    return {**told, "not_covered": list(NOT_COVERED[config.name])}
 
 
 def write_summary(summary: Summary, path: Path) -> None:

@@ -3,9 +3,9 @@
     g = 1 / B (sum of g_i min(1, C / |g_i|) + normal noise of deviation s C)
 
 over a Poisson sample of the shard, into which each of its N samples comes with probability B / N.
-C is `privacy.clip`; s is the accountant's (`fedwan.privacy`), for two shards of which one has a
-sample more. Gradients of single samples are `torch.func`'s, exact for any network whose outputs are
-each of one sample alone: no batch norm.
+C is the norm in `privacy.unit`; s is the accountant's (`fedwan.privacy`), for two shards of which
+one has a sample more. Gradients of single samples are `torch.func`'s, exact for any network whose
+outputs are each of one sample alone: no batch norm.
 """
 
 from __future__ import annotations

@@ -45,13 +45,13 @@ NO_MEASURES = Measures({}, {})
 
 
 def config_of(strategy: str = "local_sgd", inner: Any = NET, **sections: Any) -> Config:
-    privacy = {"epsilon": 8.0, "unit": "site", "clip": CLIP}
+    privacy = {"epsilon": 8.0, "unit": f"site:{CLIP}"}
     sections = {"sites": 3, "steps": 12, "privacy": privacy} | sections
     return tiny_config(strategy, inner, **sections)
 
 
 def privacy_of(**settings: Any) -> SitePrivacy:
-    config = Config(sites=3, steps=60, h=2, privacy=PrivacyConfig(8.0, "site", clip=CLIP))
+    config = Config(sites=3, steps=60, h=2, privacy=PrivacyConfig(8.0, f"site:{CLIP}"))
     config.privacy = PrivacyConfig(**vars(config.privacy) | settings)
     return SitePrivacy(config, LAYOUT, whole(LAYOUT))
 
@@ -211,6 +211,9 @@ def test_each_fragment_s_versions_count_and_all_of_them_keep_the_budget(tmp_path
         ("inner.velocity.state=average", "keep or reset"),
         ("sites=1", "sites=2 or more"),
         ("privacy.epsilon=0", "privacy.epsilon=8"),
+        ("privacy.unit=person", "none of sample, site"),
+        ("privacy.unit=site:-1", "write it like site:0.5"),
+        ("privacy.unit=site:much", "write it like site:0.5"),
     ],
 )
 def test_what_it_does_not_go_with_is_refused(words: str, mend: str) -> None:
