@@ -3,8 +3,9 @@
 Both kinds are many steps of one mechanism: a sum that no unit moves by more than the norm in
 `privacy.unit`, with normal noise of deviation `noise` times that. It is of single samples'
 gradients at a site (`fedwan.workloads.privacy`), or of whole sites' contributions at the
-coordinator (`fedwan.coordinator.site_privacy`). The noise is the least with which Opacus's accountant (Renyi
-differential privacy, Mironov et al. 2019, 1908.10530) finds all steps within (epsilon, delta).
+coordinator (`fedwan.coordinator.site_privacy`). The noise is the least with which Opacus's
+accountant (Renyi differential privacy, Mironov et al. 2019, 1908.10530) finds all steps within
+(epsilon, delta).
 """
 
 from __future__ import annotations
