@@ -159,8 +159,9 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         capsize=4,
     )
     axes.set(xlabel="epsilon", ylabel="Fréchet distance", yscale="log")
-    axes.yaxis.set(major_formatter="{x:g}", minor_formatter="{x:g}")
-    axes.grid(axis="y", which="both", alpha=0.3)
+    axes.set_yticks([3, 10, 30, 100], ["3", "10", "30", "100"])
+    axes.minorticks_off()
+    axes.grid(axis="y", alpha=0.3)
     figure.savefig(path, dpi=120)
 
 

@@ -68,7 +68,7 @@ class Summary:
 
 UNITS = {
     "sample": "one sample of one site's shard, there or not",
-    "site": "one whole site, its contributions or none, seen by other sites or in the weights",
+    "site": "one whole site, its contributions there or not",
 }
 _NEVER_COVERED = (
     "how long steps take",
