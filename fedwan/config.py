@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,7 @@ from fedwan._config_tree import (
 )
 from fedwan.errors import ConfigError
 from fedwan.files import replace_text
-from fedwan.names import why_unsafe
+from fedwan.names import nearest, why_unsafe
 from fedwan.uses import Faults, Needs, effective, unmet
 
 COMMAND = "command"
@@ -58,6 +59,18 @@ def _named_sites(value: Any) -> str:
         if names.count(name) > 1:
             return f"holds {name!r} twice; give each site its own name"
     return ""
+
+
+def _unit(value: Any) -> str:
+    """What is wrong with a unit of privacy, and the norm behind it."""
+    word, colon, number = value.partition(":")
+    if word not in ("sample", "site"):
+        return f"is none of sample, site{nearest(word, ('sample', 'site'))}"
+    try:
+        is_good = not colon or 0 < float(number) < math.inf
+    except ValueError:
+        is_good = False
+    return "" if is_good else f"has no norm above 0 behind its colon; write it like {word}:0.5"
 
 
 @dataclass
@@ -234,15 +247,31 @@ class RoundConfig:
 
 @dataclass
 class PrivacyConfig:
-    """Differential privacy of each sample of a site's shard (docs/security.md)."""
+    """Differential privacy of samples or of whole sites (docs/security.md)."""
 
     epsilon: float = setting(0.0, span(0.01, 1000, or_zero=True))
-    """Budget of each site for the whole run, from which the noise on its gradients follows; 0 for
-    no privacy."""
+    """Budget of each unit for the whole run, from which the noise follows; 0 for no privacy."""
+    unit: str = setting("sample", _unit)
+    """What is protected: each `sample` of a shard, by noise on its site's gradients; or each whole
+    `site`, by noise on the mean of contributions, from all but the coordinator. `sample:3` clips
+    gradients to a norm of 3, `site:0.3` contributions to 0.3; without a number it is 1."""
     delta: float = setting(1e-5, SHARE)
-    """Probability with which the bound may fail; less than one in the samples of any site."""
-    clip: float = setting(1.0, POSITIVE)
-    """Largest norm of one sample's gradient."""
+    """Probability with which the bound may fail; less than one in the samples of any site, or in
+    the sites."""
+
+    @property
+    def name(self) -> str:
+        """Of the unit alone."""
+        return self.unit.partition(":")[0]
+
+    @property
+    def clip(self) -> float:
+        """Largest norm of one sample's gradient, or of one site's contribution."""
+        return float(self.unit.partition(":")[2] or 1)
+
+    def is_of(self, name: str) -> bool:
+        """Whether there is privacy, and of this unit."""
+        return self.epsilon > 0 and self.name == name
 
 
 @dataclass
@@ -338,6 +367,7 @@ class Config:
         return {name: list(n.exclude) for name, n in self.network.items() if n.exclude}
 
 
+_NO_AVERAGE = "inner.NETWORK.state=keep or reset"
 NEEDS = (
     Needs(
         "eval.features",
@@ -381,13 +411,19 @@ NEEDS = (
     ),
     *(
         Needs(f"privacy.{key}", lambda c, _: c.privacy.epsilon > 0, "privacy.epsilon=8")
-        for key in ("delta", "clip")
+        for key in ("unit", "delta")
     ),
     *(
         Needs("privacy.epsilon", holds, mend)
         for holds, mend in (
-            (lambda c, _: c.workload != COMMAND, "a recipe that makes noise, workload=flow or gan"),
-            (lambda c, _: c.site == SiteConfig(), "site.* as it is by default"),
+            (
+                lambda c, _: c.privacy.name == "site" or c.workload != COMMAND,
+                "a recipe that makes noise, workload=flow or gan, or privacy.unit=site",
+            ),
+            (
+                lambda c, _: c.privacy.name == "site" or c.site == SiteConfig(),
+                "site.* as it is by default",
+            ),
             # A step that is repeated must be the same one, or it costs more than is counted.
             (lambda c, _: c.checkpoint.every < 2, "checkpoint.every=1"),
             (lambda c, _: c.round.quorum in (0, c.num_sites), "round.quorum=0"),
@@ -395,6 +431,17 @@ NEEDS = (
             (lambda c, _: not any(n.h for n in c.network.values()), "no network.NETWORK.h"),
         )
     ),
+    *(
+        Needs("privacy.unit=site", holds, mend)
+        for holds, mend in (
+            (lambda c, _: c.num_sites > 1, "sites=2 or more"),
+            (lambda c, _: c.codec.up not in MASKED, "contributions to clip, codec.up=int4"),
+            (lambda c, _: c.round.merge == "mean", "round.merge=mean"),
+            (lambda c, _: all(i.state != "average" for i in c.inner.values()), _NO_AVERAGE),
+        )
+    ),
+    # Who is refused would depend on what the others have sent; what is clipped needs no gate.
+    Needs("round.gate", lambda c, _: not c.privacy.is_of("site"), "privacy.unit=sample"),
 )
 """Settings that have an effect beside others alone."""
 

@@ -22,6 +22,7 @@ from fedwan.errors import ConfigError
 from fedwan.fragments import Fragmentation, often, strided, whole
 from fedwan.optim_state import NamedOptimizers
 from fedwan.outer import Transform
+from fedwan.privacy import require_parameters
 from fedwan.protocol.policy import RoundPolicy, barrier
 from fedwan.protocol.unmasking import LEAST_SITES, majority
 from fedwan.state import Layout, State, layout_of
@@ -73,6 +74,8 @@ MERGES = (
     ),
 )
 """Of rounds that may be merged by a robust rule: one contribution a site, all of about H steps."""
+PRIVATE_SITES = Needs("privacy.epsilon", lambda c, _: c.privacy.name == "site", "privacy.unit=site")
+"""Where whole sites may be private, and samples may not."""
 APART = Needs("network.*.h", lambda c, _: not c.round.least_steps, "round.least_steps=0")
 """Where networks may travel apart."""
 GATE = Needs("round.gate", lambda c, _: not c.round.least_steps, "round.least_steps=0")
@@ -261,13 +264,15 @@ def check_built(config: Config, workload: ModuleType, strategy: Strategy) -> Non
         for codec in dict.fromkeys((strategy.up, strategy.down))
         if codec.encoding not in range(100, 256) and codec.name not in (*CODECS, *MASKED)
     )
-    if config.excluded or config.init:
+    is_private = config.privacy.is_of("site")
+    if config.excluded or config.init or is_private:
         built = build_nowhere(workload, config)
         if built is not None:  # else it reads its own values
             with faults.caught():
                 check_initial(built.networks, config.init, config.excluded)
             with faults.caught():
-                travelling(config, built)  # refuses what matches nothing, or everything
+                layout = travelling(config, built)  # refuses what matches nothing, or everything
+                require_parameters(layout if is_private else {})
     faults.tell()
 
 

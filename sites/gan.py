@@ -63,7 +63,8 @@ def _lr(config: Config) -> float:
 def _has_private_part(config: Config, _: str) -> bool:
     """Whether all that the real samples do is a term of D's loss for each, and one step."""
     model = Model(**config.model)
-    return not (model.conditional or model.spectral_norm or model.loss == "relativistic")
+    is_each = not (model.conditional or model.spectral_norm or model.loss == "relativistic")
+    return is_each or config.privacy.name == "site"
 
 
 USES = (

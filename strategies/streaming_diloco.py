@@ -13,6 +13,7 @@ from fedwan.config import Config
 from fedwan.recipes import (
     IN_ROUNDS,
     MERGES,
+    PRIVATE_SITES,
     STREAM,
     deltas_in_rounds,
     nesterov,
@@ -21,7 +22,7 @@ from fedwan.recipes import (
 )
 from fedwan.strategy import Strategy
 
-USES = (*IN_ROUNDS, "outer.*", "stream.*", *MERGES)
+USES = (*IN_ROUNDS, "outer.*", "stream.*", *MERGES, PRIVATE_SITES)
 DEFAULTS = {"h": 20, **STREAM, "outer.*": nesterov()}
 ALPHA = 0.5
 

@@ -14,7 +14,7 @@ from fedwan.output.board import read_run
 
 FIXED = frozenset(
     {
-        *("workload", "strategy", "seed", "h", "model", "network", "codec"),
+        *("workload", "strategy", "seed", "h", "model", "network", "codec", "privacy"),
         *("data.name", "data.split", "data.batch", "stream.fragments"),
     }
 )
@@ -87,10 +87,11 @@ def load_config(
             f"out = {config.out!r} holds a run already; "
             f"go on with it: {resuming(out)}, or choose another out="
         )
-    if from_version is not None and config.codec.up in MASKED:
+    is_once = config.codec.up in MASKED or config.privacy.is_of("site")
+    if from_version is not None and is_once:
         raise ConfigError(
-            f"--from-version={from_version}: no version is summed twice under masks; begin a new "
-            "run with init.NETWORK=FILE, which `fedwan export` writes"
+            f"--from-version={from_version}: no version is summed twice under masks or under "
+            "privacy of sites; begin a new run with init.NETWORK=FILE, which `fedwan export` writes"
         )
     return config
 
@@ -104,11 +105,12 @@ def _check_changes(asked: Config) -> None:
         return
     board, _ = read_run(Path(asked.out))
     before, is_script = dict(leaves_of(board.config)), asked.workload == COMMAND
+    fixed = FIXED | ({"steps"} if asked.privacy.epsilon else set())  # noise is made for so many
     faults = [
         f"{key} = {value!r}, and the run in {asked.out!r} began with {before.get(key)!r}; leave it "
         "out, or begin a new run with init.NETWORK=FILE, which `fedwan export` writes"
         for key, value in leaves_of(asked)
-        if value != before.get(key) and {key, key.split(".")[0]} & FIXED
+        if value != before.get(key) and {key, key.split(".")[0]} & fixed
         if value or key == "seed" or not (value is None or is_script)
     ]
     if 0 < asked.steps < board.step:

@@ -1,5 +1,6 @@
 """What contributions are added up by: a merger for each fragment, by the run's rule.
 
+Under privacy of whole sites each is clipped on its way in, and their mean gets noise.
 Sums under masks outlive the coordinator (`masked`): one that comes back goes on with them.
 """
 
@@ -16,8 +17,9 @@ from fedwan.coordinator.masked import MASKED_SUMS, MaskedMerger, saved_sums, tak
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.robust import RobustMerger, Rule
+from fedwan.coordinator.site_privacy import SitePrivacy
 from fedwan.fragments import Fragment
-from fedwan.protocol.round import Round
+from fedwan.protocol.round import Merge, Round
 from fedwan.state import State
 from fedwan.strategy import Strategy
 
@@ -27,8 +29,16 @@ AnyMerger = Merger | RobustMerger | MaskedMerger
 class Mergers:
     """Of one run, whose folder is `folder`."""
 
-    def __init__(self, hub: Federation, strategy: Strategy, config: Config, folder: Path) -> None:
+    def __init__(
+        self,
+        hub: Federation,
+        strategy: Strategy,
+        config: Config,
+        folder: Path,
+        privacy: SitePrivacy | None = None,
+    ) -> None:
         self._hub, self._strategy, self._config = hub, strategy, config
+        self._privacy = privacy
         self._folder = folder / MASKED_SUMS
         self._mergers: dict[int, AnyMerger] = {}
         self._sums: dict[tuple[int, int], Path] = {}
@@ -47,16 +57,28 @@ class Mergers:
             )
         return self._mergers[fragment.index]
 
+    def share(self, merge: Merge[Contribution], nominal: int) -> tuple[float, float]:
+        """A contribution's weight, and what its deltas are scaled by.
+
+        `nominal`: samples of a contribution of weight 1.
+        """
+        if self._privacy:
+            return 1.0, self._privacy.scale(merge.contribution.measures)
+        return merge.contribution.work.samples / nominal, merge.scale
+
     def merged(
         self, model: GlobalModel, round_: Round[Contribution], look: Callable[[], None]
     ) -> State:
-        """What a closed round's contributions come to; masks are taken off first.
+        """What a closed round's contributions come to; masks are taken off first, or noise added.
 
         `look` is called while the sites are waited for that take them off.
         """
         merger = self.of(round_.fragment)
         if not isinstance(merger, MaskedMerger):
-            return merger.take()
+            merged = merger.take()
+            if self._privacy:
+                self._privacy.make_private(merged, round_)
+            return merged
         patience_s, weights = self._strategy.policy.patience_s, model.hash_of(round_.fragment)
         return take_masks_off(self._hub, round_, weights, merger, self._folder, look, patience_s)
 

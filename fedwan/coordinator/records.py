@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,10 +15,10 @@ from fedwan.doctor.diagnosis import LiveDoctor
 from fedwan.doctor.sampling import Direction, Directions, Sample, no_direction
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
+from fedwan.privacy import EPSILON
 from fedwan.protocol.evidence import fields_of
 from fedwan.protocol.limits import Names
 from fedwan.protocol.round import Merge, Round
-from fedwan.workloads.privacy import EPSILON
 
 _LOOK_EVERY = 8
 """Rounds between two looks of the doctor."""
@@ -44,7 +45,7 @@ class Totals:
     """Contributions that came too late to be merged."""
     wall_s: float = 0.0
     epsilon: float = 0.0
-    """The most that a site says it has spent of its privacy."""
+    """The most that a unit has spent of its privacy, as sites say of samples."""
     untrained: dict[str, Any] = field(default_factory=dict)
     """Quality of version 0."""
     quality: dict[str, Any] = field(default_factory=dict)
@@ -184,14 +185,11 @@ class VersionLines:
             self._writing.pop().result()
 
 
-def contribution_row(merge: Merge[Contribution], nominal: int) -> dict[str, Any]:
-    """For the journal.
-
-    `nominal`: samples of a contribution of weight 1.
-    """
+def contribution_row(merge: Merge[Contribution], share: tuple[float, float]) -> dict[str, Any]:
+    """For the journal, by its weight and scale."""
     _, work, _, sha256, signature, bundle = merge.contribution
     row = {"event": "contribution", **fields_of(merge.key, sha256, work, bundle)}
-    row["weight"] = work.samples / nominal * merge.scale
+    row["weight"] = math.prod(share)
     if EPSILON in work.figures:
         row["epsilon"] = work.figures[EPSILON]
     return row | ({"signature": b64encode(signature).decode()} if signature else {})

@@ -31,6 +31,7 @@ from fedwan.coordinator.opening import await_agreement, await_initial, heed_stop
 from fedwan.coordinator.quality import Quality
 from fedwan.coordinator.records import RoundRows, Totals, VersionLines, contribution_row
 from fedwan.coordinator.servicer import Servicer
+from fedwan.coordinator.site_privacy import SitePrivacy
 from fedwan.data.sources import has_own_data
 from fedwan.doctor.sampling import Sample
 from fedwan.errors import CheckpointError, RunStopped, UserError
@@ -94,6 +95,9 @@ class CoordinatedRun:
         self._past_figures: dict[str, Any] = {}
         """The gate's, of a checkpoint."""
         self._past_masks: dict[str, Any] | None = None
+        self._privacy: SitePrivacy | None = None
+        self._past_privacy: tuple[dict[str, Any], int] | None = None
+        """Its state in a checkpoint, and versions that were sent out after that."""
         self._version_lines = VersionLines(record)
         self._tidier = Tidier()
         self._began_s = time.monotonic()
@@ -124,6 +128,9 @@ class CoordinatedRun:
             self._past_figures = dict(meta["gate"])
             self.hub.began = float(meta["began"])
             self._past_masks = meta.get("masks")
+            if self.config.privacy.is_of("site"):
+                # The version that a damaged checkpoint had was sent out, and is made again.
+                self._past_privacy = meta["privacy"], int(bool(complaint))
         except (KeyError, TypeError) as error:
             raise CheckpointError(
                 f"checkpoint in {folder} is of another version of fedwan "
@@ -213,7 +220,11 @@ class CoordinatedRun:
         )
         if self.hub.masking:
             self.hub.masking.begin(layout, fragments, self._past_masks)
-        self._mergers = Mergers(self.hub, strategy, config, self._folder)
+        if config.privacy.is_of("site"):
+            self._privacy = SitePrivacy(config, layout, fragments)
+            if self._past_privacy:
+                self._privacy.resume(*self._past_privacy)
+        self._mergers = Mergers(self.hub, strategy, config, self._folder, self._privacy)
         if self.hub.masking and self._resumed:
             self._mergers.resume(self._run_id, rounds, self._resumed)
         rounds.dropped = self.totals.dropped
@@ -226,7 +237,7 @@ class CoordinatedRun:
         intake = Intake(layout, fragments, strategy.up, spool, self._part)
         # Gradients vary fiftyfold from step to step, deltas of unequal numbers of steps with these.
         is_steady = strategy.contributes == "delta" and strategy.clock == "versions"
-        is_steady = is_steady and not strategy.up.mask_bits
+        is_steady = is_steady and not strategy.up.mask_bits and not self._privacy
         # Else the update is not what a site's weights have moved by.
         self._is_plain = is_steady and strategy.up.is_exact and strategy.down.is_exact
         self.hub.gate = Gate(config.round.gate if is_steady else 0.0, len(self._names))
@@ -250,11 +261,14 @@ class CoordinatedRun:
         else:
             samples = self._gather(model, round_, merger, nominal)
         before = merger.sampler.of(model.state)
-        contributions = [contribution_row(merge, nominal) for merge in round_.merged]
+        merged = self._mergers.merged(model, round_, self._look_round)
+        contributions = [
+            contribution_row(merge, self._mergers.share(merge, nominal)) for merge in round_.merged
+        ]
         self._version_lines.wait()
         payload = model.commit(
             fragment,
-            self._mergers.merged(model, round_, self._look_round),
+            merged,
             round_.samples,
             rounds.times(),
             rounds.run_step,
@@ -262,9 +276,11 @@ class CoordinatedRun:
         )
         self._version_lines.add(model, fragment, contributions)
         self._mergers.take_up(rounds, model, fragment)
+        self.totals.add_round(round_.merged)
+        if self._privacy:
+            self.checkpoint(model)  # what was sent out must count, and not come a second time
         hub.publish(payload, is_own=model.takes_over)
         self._quality.note(rounds.version, rounds.run_step)
-        self.totals.add_round(round_.merged)
         round_s = time.monotonic() - began_s
         self._rows.add(round_, samples, before, rounds.run_step, round_s)
         self._look_round()
@@ -292,10 +308,9 @@ class CoordinatedRun:
                     # One contribution must not replace the running statistics of all.
                     assert isinstance(merger, Merger), "strategies on arrival merge by the mean"
                     merger.keep(model.state, float(others))
-                payload, work = merge.contribution.payload, merge.contribution.work
                 part = self._part(round_.fragment, merge.key.site)
-                reading = Reading(self._strategy.up, payload, part.layout)
-                samples.append(merger.add(reading, work.samples / nominal, merge.scale))
+                reading = Reading(self._strategy.up, merge.contribution.payload, part.layout)
+                samples.append(merger.add(reading, *self._mergers.share(merge, nominal)))
                 self._tidier.tidy()
             if verdict == "close":
                 return samples
@@ -382,7 +397,7 @@ class CoordinatedRun:
             -(-(config.eval.every or 0) // self._strategy.h), before, now
         ):
             self._quality.ask()
-        if _crosses(config.checkpoint.every, before, now):
+        if not self._privacy and _crosses(config.checkpoint.every, before, now):
             self.checkpoint(model)
 
     def checkpoint(self, model: GlobalModel) -> None:
@@ -396,6 +411,8 @@ class CoordinatedRun:
         meta |= {"gate": hub.gate.state(), "began": hub.began}
         if hub.masking:
             meta["masks"] = hub.masking.state()
+        if self._privacy:
+            meta["privacy"] = self._privacy.state_dict()
         versions = list(model.versions)
         model.save(self._folder / "checkpoint", meta)
         self._record({"kind": "event", "event": "checkpoint", "site": None, "versions": versions})

@@ -62,26 +62,42 @@ class Summary:
     global_sha256: str
     """Of the final global weights, in name order."""
     privacy: dict[str, Any] = field(default_factory=dict)
-    """Under `privacy.epsilon`: `epsilon`, the most that a site spent, `delta`, `unit`, and what is
+    """Under `privacy.epsilon`: `epsilon`, the most that was spent, `delta`, `unit`, and what is
     `not_covered`."""
 
 
-UNIT = "one sample of one site's shard, there or not"
-NOT_COVERED = (
-    "several samples of the same person or thing, copies among them",
-    "how many samples a shard has",
-    "held-out samples, which quality is measured on where all sites have the same",
+UNITS = {
+    "sample": "one sample of one site's shard, there or not",
+    "site": "one whole site, its contributions there or not",
+}
+_NEVER_COVERED = (
     "how long steps take",
     "settings and initial weights that come of other runs on the same data",
 )
+NOT_COVERED = {
+    "sample": (
+        "several samples of the same person or thing, copies among them",
+        "how many samples a shard has",
+        "held-out samples, which quality is measured on where all sites have the same",
+        *_NEVER_COVERED,
+    ),
+    "site": (
+        "what the coordinator sees: each site's contributions before any noise",
+        "what sites tell of themselves in the run's folder: losses, norms, figures of their data",
+        "quality that is measured on held-out samples, and samples made of a site's inputs",
+        "the same person or thing at several sites",
+        "which sites take part, and when",
+        *_NEVER_COVERED,
+    ),
+}
 
 
 def privacy_of(config: PrivacyConfig, epsilon: float) -> dict[str, Any]:
     """What `summary.json` says of it; nothing without."""
     if not config.epsilon:
         return {}
-    told = {"epsilon": epsilon, "delta": config.delta, "unit": UNIT}
-    return {**told, "not_covered": list(NOT_COVERED)}
+    told = {"epsilon": epsilon, "delta": config.delta, "unit": UNITS[config.name]}
+    return {**told, "not_covered": list(NOT_COVERED[config.name])}
 
 
 def write_summary(summary: Summary, path: Path) -> None:

@@ -68,7 +68,7 @@ def train(
     """Take a workload's steps on a shard to the end of the run."""
     config, name = member.config, member.name
     rank = group.rank
-    privacy = Privacy(config, shard.num_samples) if config.privacy.epsilon else None
+    privacy = Privacy(config, shard.num_samples) if config.privacy.is_of("sample") else None
     seed = config.seed if privacy is None else privacy.seed()
     seed_all(derive_seed(seed, name, *([rank] if rank else []), "torch"))
     rng = NamedGenerators(seed, f"{name}/{rank}" if rank else name)

@@ -3,19 +3,14 @@
     g = 1 / B (sum of g_i min(1, C / |g_i|) + normal noise of deviation s C)
 
 over a Poisson sample of the shard, into which each of its N samples comes with probability B / N.
-C is `privacy.clip`; s is the least noise with which Opacus's accountant (Renyi differential
-privacy, Mironov et al. 2019, 1908.10530) finds all steps of the run within (epsilon, delta), for
-two shards of which one has a sample more. Gradients of single samples are `torch.func`'s, exact for
-any network whose outputs are each of one sample alone: no batch norm.
+C is the norm in `privacy.unit`; s is the accountant's (`fedwan.privacy`), for two shards of which
+one has a sample more. Gradients of single samples are `torch.func`'s, exact for any network whose
+outputs are each of one sample alone: no batch norm.
 """
 
 from __future__ import annotations
 
-import hashlib
-import secrets
-import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,62 +21,36 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedwan.config import Config
 from fedwan.errors import ConfigError
-from fedwan.extras import require
+from fedwan.privacy import EPSILON, Spending
 from fedwan.workloads.base import Batch
 
-EPSILON = "privacy/epsilon"
-"""The figure of a contribution that says what its site has spent."""
 
-# Of a few steps, whose epsilon is tiny: true, and no reason to look further.
-warnings.filterwarnings("ignore", "Optimal order is the")
-
-
-class Privacy:
+class Privacy(Spending):
     """One site's noise, and what it has spent of its budget; goes into the site's checkpoint.
 
-    All draws follow from a secret of the operating system's, which stays at the site, and from
-    where the run stands: whoever repeats steps from the same weights repeats their bits, which tell
-    nothing new, and from other weights nobody sees the same noise again.
+    All draws follow from the secret, which stays at the site, and from where the run stands:
+    whoever repeats steps from the same weights repeats their bits, which tell nothing new, and from
+    other weights nobody sees the same noise again.
     """
 
     def __init__(self, config: Config, num_samples: int) -> None:
-        budget, batch = config.privacy, config.data.batch
         if not num_samples:
             raise ConfigError(
-                f"privacy.epsilon = {budget.epsilon} needs samples by number, and this site's data "
-                "are a stream; give data that can be drawn from, or set privacy.epsilon=0"
+                f"privacy.epsilon = {config.privacy.epsilon} needs samples by number, and this "
+                "site's data are a stream; give data that can be drawn from, or set "
+                "privacy.epsilon=0"
             )
-        if budget.delta * num_samples >= 1 or not budget.delta:
-            raise ConfigError(
-                f"privacy.delta = {budget.delta} is no promise to {num_samples} samples; set more "
-                f"than 0 and well below 1 / {num_samples}, as in privacy.delta=1e-05"
-            )
-        rate = batch / num_samples
-        self.steps = 0
-        """That noise was made for."""
-        self._budget, self._batch = budget, batch
-        self._rate, self._num_samples = rate, num_samples
-        self._secret, self._weights = secrets.token_bytes(32), ""
-        analysis: Any = require("opacus.accountants.analysis.rdp", "privacy")
-        least: Any = require("opacus.accountants.utils", "privacy").get_noise_multiplier
-        orders = require("opacus.accountants", "privacy").RDPAccountant.DEFAULT_ALPHAS
-        asked = {"target_epsilon": budget.epsilon, "target_delta": budget.delta}
-        self.noise = least(**asked, sample_rate=rate, steps=config.steps, accountant="rdp")
-        """Its deviation over `privacy.clip`, before it is divided by the batch."""
-        one = {"q": rate, "noise_multiplier": self.noise, "steps": 1}
-        self._spent = analysis.compute_rdp(**one, orders=orders)
-        self._bound = partial(analysis.get_privacy_spent, orders=orders, delta=budget.delta)
-
-    def epsilon(self) -> float:
-        """What was spent in the steps so far, at `privacy.delta`; a bound from above."""
-        return float(self._bound(rdp=self._spent * self.steps)[0]) if self.steps else 0.0
+        batch = config.data.batch
+        self._rate, self._batch, self._num_samples = batch / num_samples, batch, num_samples
+        self._weights = ""
+        super().__init__(config.privacy, num_samples, "samples", self._rate, config.steps)
 
     def seed(self) -> int:
         """Of what a loss draws: by place in the batch, which one sample more would shift.
 
         Who knew these draws would see more change than one sample's gradient.
         """
-        return int(self._generator("seed").integers(1 << 62))
+        return int(self.generator("seed").integers(1 << 62))
 
     def begin_round(self, step: int, h: int, weights: str) -> None:
         """H steps begin from global weights, told by their hash.
@@ -95,7 +64,7 @@ class Privacy:
 
     def places(self, number: int) -> Tensor:
         """The samples of the n-th batch, (any number,) int64: secret, or they would not count."""
-        draws = self._generator("places", number).random(self._num_samples)
+        draws = self.generator("places", number).random(self._num_samples)
         return torch.from_numpy(np.flatnonzero(draws < self._rate))
 
     def gradients(
@@ -106,34 +75,18 @@ class Privacy:
         `loss` gets batches of one sample. Memory: the network's weights for each of the batch.
         """
         self.steps += 1
-        rng = self._generator("noise", self.steps, self._weights)
         sums = [torch.zeros_like(param) for param in network.parameters()]
         if len(batch.x):
             each = sample_gradients(network, loss, batch)
             norms = torch.stack([g.flatten(1).norm(dim=1) for g in each]).norm(dim=0)
-            scale = self._budget.clip / norms.clamp(min=self._budget.clip)
+            scale = self.budget.clip / norms.clamp(min=self.budget.clip)
             sums = [torch.tensordot(scale, g, dims=1) for g in each]
-        for total in sums:
-            noise = rng.standard_normal(tuple(total.shape), dtype=np.float32)
-            total.add_(torch.as_tensor(noise).to(total), alpha=self.noise * self._budget.clip)
+        self.add_noise(sums, 1.0, self.steps, self._weights)
         return [total / self._batch for total in sums]
 
     def after_step(self, _: Any) -> dict[str, Tensor]:
         """What the next contribution says of it, in place of `fedwan.site.vitals`."""
         return {EPSILON: torch.tensor(self.epsilon(), dtype=torch.float64)}
-
-    def _generator(self, *parts: object) -> np.random.Generator:
-        # Not torch's: on the CPU it has 2^32 seeds, all of which can be tried.
-        seed = hashlib.sha256(self._secret + repr(parts).encode()).digest()
-        return np.random.default_rng(int.from_bytes(seed))
-
-    def state_dict(self) -> dict[str, Any]:
-        """`secret` and `steps`."""
-        return {"secret": self._secret.hex(), "steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict()`."""
-        self._secret, self.steps = bytes.fromhex(state["secret"]), state["steps"]
 
 
 class _WithLoss(nn.Module):

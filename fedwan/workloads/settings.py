@@ -26,7 +26,7 @@ OPTIONAL = (
     *("site.partition", "site.partition=weights"),
     *("data.labels", "inner.*.name=own", "privacy.epsilon"),
 )
-"""Settings that some workloads do not follow."""
+"""Settings that some workloads do not follow: privacy of samples, that of sites asks nothing."""
 _DEFAULTS: Mapping[str, Any] = {
     **{"data.batch": 32, "steps": 2000, "inner.*": InnerConfig()},
     **{"eval.every": 200, "eval.num": 0},
@@ -39,7 +39,9 @@ def resolve_page(page: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
     faults = Faults()
     uses, defaults = getattr(page, "USES", ()), getattr(page, "DEFAULTS", {})
     model = getattr(page, "Model", _NoModel)
-    for fault in unused(config, uses, defaults, OPTIONAL):
+    of_sites = config.privacy.is_of("site")
+    optional = [key for key in OPTIONAL if not (of_sites and key == "privacy.epsilon")]
+    for fault in unused(config, uses, defaults, optional):
         faults.add([f"{fault} with workload {config.workload!r}; leave it out"])
     with faults.caught():
         config.model = _resolve_model(model, config.model)

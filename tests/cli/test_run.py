@@ -181,6 +181,27 @@ def test_what_a_run_cannot_change_on_its_way_is_refused(
     assert code == 2 and told.format(out=out) in err and err.count("\n") == len(words)
 
 
+@pytest.mark.parametrize("unit", ["sample", "site"])
+def test_a_budget_of_privacy_and_what_its_noise_is_made_for_stay_as_they_are(
+    tmp_path: Path, unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    words = f"workload=flow sites=2 steps=40 privacy.epsilon=8 privacy.unit={unit}:1 out={out}"
+    with Outputs(load_run(None, words.split()), out):
+        pass
+    (out / "checkpoint").mkdir()
+    (out / "checkpoint" / "coordinator.safetensors").touch()
+    monkeypatch.setattr("fedwan.coordinator.model.newest_whole", lambda folder: None)
+    path = out / "config.yaml"
+    for word in ("privacy.epsilon=9", f"privacy.unit={unit}:2", "steps=80"):
+        key = word.partition("=")[0]
+        with pytest.raises(ConfigError, match=rf"{key} = .*and the run in .* began with"):
+            load_config(path, [word], resume=True)
+    if unit == "site":
+        with pytest.raises(ConfigError, match="no version is summed twice .* privacy of sites"):
+            load_config(path, [], resume=True, from_version=1)
+
+
 @pytest.mark.parametrize("strategy", ["diloco", "streaming_diloco"])
 def test_a_script_s_run_goes_on_with_the_file_that_leaves_its_settings_open(
     tmp_path: Path, strategy: str, monkeypatch: pytest.MonkeyPatch

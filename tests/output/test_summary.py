@@ -11,11 +11,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedwan.config import Config, DataConfig
+from fedwan.config import Config, DataConfig, PrivacyConfig
 from fedwan.errors import ConfigError
 from fedwan.output.board import Board
 from fedwan.output.records import EventRecord, QualityRecord, Record
-from fedwan.output.summary import Summary, read_summary, render_summary, write_summary
+from fedwan.output.summary import (
+    Summary,
+    privacy_of,
+    read_summary,
+    render_summary,
+    write_summary,
+)
 from tests.output.runs import event
 
 PROMISED = """
@@ -55,6 +61,31 @@ def test_it_has_exactly_the_promised_keys_and_null_for_what_is_not_finite(tmp_pa
     write_summary(summary, tmp_path / "summary.json")
     assert list(json.loads((tmp_path / "summary.json").read_text())) == PROMISED
     assert read_summary(tmp_path / "summary.json").quality == {"fd": None}
+
+
+@pytest.mark.parametrize(
+    ("unit", "means", "not_covered"),
+    [
+        ("sample", "one sample of one site", ("same person", "samples a shard has", "held-out")),
+        ("site", "one whole site", ("coordinator sees", "losses", "held-out", "several sites")),
+    ],
+)
+def test_privacy_has_what_was_spent_of_which_unit_and_what_is_not_covered(
+    tmp_path: Path, unit: str, means: str, not_covered: tuple[str, ...]
+) -> None:
+    config = PrivacyConfig(8.0, unit, delta=1e-6)
+    write_summary(
+        dataclasses.replace(SUMMARY, privacy=privacy_of(config, 7.5)), tmp_path / "summary.json"
+    )
+    told = json.loads((tmp_path / "summary.json").read_text())["privacy"]
+    assert list(told) == ["epsilon", "delta", "unit", "not_covered"]
+    assert (told["epsilon"], told["delta"]) == (7.5, 1e-6)
+    assert told["unit"].startswith(means)
+    for words in (*not_covered, "how long steps take", "other runs on the same data"):
+        assert sum(words in line for line in told["not_covered"]) == 1, words
+    line = shown(dataclasses.replace(SUMMARY, privacy=told), RECORDS)
+    assert "epsilon 7.5 at delta 1e-06 for one" in line
+    assert privacy_of(dataclasses.replace(config, epsilon=0.0), 0.0) == {}
 
 
 def test_what_is_no_summary_is_told_with_the_mend(tmp_path: Path) -> None:

@@ -27,11 +27,11 @@ from tests.sites.support import DIT, MLP, Run
 SIZE = 8
 
 
-def config(clip: float = 1.0, batch: int = SIZE, **privacy: float) -> Config:
+def config(clip: float = 1.0, batch: int = SIZE, **privacy: Any) -> Config:
     return Config(
         steps=40,
         data=DataConfig("digits", batch=batch),
-        privacy=PrivacyConfig(**{"epsilon": 4.0, "clip": clip, **privacy}),
+        privacy=PrivacyConfig(**{"epsilon": 4.0, "unit": f"sample:{clip}", **privacy}),
     )
 
 
@@ -173,8 +173,8 @@ def test_what_it_does_not_go_with_is_refused(words: str, mend: str) -> None:
     with pytest.raises(ConfigError, match=mend.replace("*", r"\*")) as caught:
         load_run(None, ["workload=flow", "sites=2", "privacy.epsilon=4", *words.split()])
     assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match=r"privacy.clip = 2.0 needs privacy.epsilon"):
-        load_run(None, ["privacy.clip=2"])
+    with pytest.raises(ConfigError, match=r"privacy.unit = 'sample:2' needs privacy.epsilon"):
+        load_run(None, ["privacy.unit=sample:2"])
 
 
 def run(folder: Path, *words: str, **options: Any) -> SimulatedRun:
