@@ -403,7 +403,10 @@ def test_calls_whose_message_never_comes_are_a_site_s_own_and_are_ended(
     ("most", "says"),
     [
         ({"SILENT_CONNECTIONS": 0}, "42 connections to the data plane stand, and no more are"),
-        ({"getrlimit": lambda _: (160, 160)}, "more than 42 connections to the data plane stand"),
+        (
+            {"getrlimit": lambda _: (160, 160)},
+            "120 connections to the data plane stand, and no more",
+        ),
     ],
 )
 def test_of_ever_more_connections_that_say_nothing_a_number_is_kept_and_a_site_goes_on(
@@ -435,15 +438,17 @@ def test_of_ever_more_connections_that_say_nothing_a_number_is_kept_and_a_site_g
         assert not any(site for event, site, _ in bench.events if event == "rejected")
 
 
-def test_calls_that_wait_for_the_data_plane_are_told(
+def test_a_crowd_of_connections_and_calls_that_wait_are_told(
     tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "PEERS_S", 0.01)
     monkeypatch.setattr(server, "WAITING_CALLS", 3)
     bench, release = Bench(tmp_path), threading.Event()
-    with serving(bench.hub, identities) as plane:
+    with ExitStack() as stack:
+        plane = stack.enter_context(serving(bench.hub, identities))
+        stack.callback(release.set)
         for _ in range(plane._pool._max_workers + 3):
             plane._pool.submit(release.wait)
-        text = "3 calls wait for the data plane, and no more are taken"
-        eventually(lambda: ("rejected", None, text) in bench.events)
-        release.set()
+            stack.enter_context(socket.create_connection(("127.0.0.1", plane.port)))
+        for says in ("3 calls wait for the data plane", "more than 42 connections"):
+            eventually(lambda says=says: [e for e in bench.events if e[2].startswith(says)])
