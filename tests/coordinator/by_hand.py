@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedwan import outer
 from fedwan.codecs import Codec, Payload, Reading, fp32, int4, int8
 from fedwan.codecs.masked import KeyStreams, bind, first_sizes, masked
-from fedwan.codecs.payload import checksum_of
+from fedwan.codecs.payload import Source
 from fedwan.coordinator import federation, servicer
 from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.mask_keys import Masking
@@ -88,6 +88,11 @@ def payload_of(name: str, fragment: int, what: str) -> Payload:
     more = {"large": 1e17, "nan": float("nan")}.get(what, 0.0)
     values = {n: torch.randn(s.shape, generator=generator) + more for n, s in layout.items()}
     return up.encode(values, {}, layout)[0]
+
+
+def checksum_of(source: Source) -> int:
+    """What a payload ends with."""
+    return int.from_bytes(source.read(source.num_bytes - 8, 8), "little")
 
 
 class RunByHand:

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from fedwan.codecs import Payload
-from fedwan.codecs.payload import checksum_of
 from fedwan.coordinator.quality import find
 from fedwan.errors import FedwanError
 from fedwan.link import wire_pb2 as wire
@@ -32,6 +31,7 @@ from tests.coordinator.by_hand import (
     VERSIONS,
     H,
     RunByHand,
+    checksum_of,
     payload_of,
 )
 from tests.planes import RUN, SITES

@@ -60,7 +60,12 @@ def round_of(version: int = 4, seeds: tuple[int, ...] = (1, 2, 3)) -> Round[Cont
     (fragment,) = whole(LAYOUT)
     payloads: list[Any] = [encoded(random_state(seed, LAYOUT), LAYOUT) for seed in seeds]
     merged = [
-        Merge(Key(0, version, f"s{seed}"), Contribution(payload, wire.Work(), NO_MEASURES), 0, 1.0)
+        Merge(
+            Key(0, version, f"s{seed}"),
+            Contribution(payload, wire.Work(), NO_MEASURES, f"{payload.checksum:x}"),
+            0,
+            1.0,
+        )
         for seed, payload in zip(seeds, payloads, strict=True)
     ]
     return Round(fragment, version, 0.0, False, {}, merged=merged)
