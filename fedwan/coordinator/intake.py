@@ -30,7 +30,8 @@ from fedwan.protocol.round import Key
 from fedwan.state import Layout, Role, network_of
 from fedwan.workloads.optim import is_moment
 
-_LARGEST = torch.finfo(torch.float32).max
+_LARGEST_BUFFER = torch.finfo(torch.float32).max / 8
+"""Sum of squares: merging is in fp32, and of two means the square of their difference is taken."""
 MAX_CHECKS = 8
 """Payloads checked at once, at most; as many as there are cores if these are fewer."""
 
@@ -185,8 +186,8 @@ def inspect(payload: Source, layout: Layout, codec: Codec) -> Measures:
                 buffers[what] = max(buffers[what], float(coded.tensor().max()))
             continue
         square = coded.sum_of_squares()
-        if spec.dtype == torch.float64 and square > _LARGEST**2:  # merging is in fp32
-            square = math.inf if float(coded.tensor().abs().max()) > _LARGEST else square
+        if spec.role is not Role.PARAMETER and square > _LARGEST_BUFFER:
+            square = math.inf
         if not math.isfinite(square):
             mend = "lower the inner learning rate or clip the gradients at that site"
             if spec.role is not Role.PARAMETER and not is_moment(name):

@@ -87,12 +87,15 @@ class Registry:
     def admit(self, name: str, session: str, now_s: float) -> bool:
         """A session joins; whether it is a new one.
 
-        A session that asks twice, since the first answer was lost on the way, is admitted once.
+        A session that asks twice, since the first answer was lost on the way, is admitted once; one
+        that has left does not come back.
         """
         site = self.sites[name]
         text = f"another process of {name} has joined in place of this one"
         if session in site.replaced:
             raise SessionLost(text)
+        if site.has_left and session == site.session:
+            raise SessionLost(f"this process of {name} has left the run")
         site.heard_s, site.is_cut = now_s, False
         site.has_left = site.is_lost = False
         site.is_awaited = True

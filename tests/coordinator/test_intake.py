@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedwan.codecs import fp32
+from fedwan.codecs import Payload, fp32
 from fedwan.coordinator.intake import (
     Intake,
     Upload,
     inspect,
 )
+from fedwan.coordinator.merge import Merger
 from fedwan.errors import PayloadError
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
@@ -237,13 +238,25 @@ def test_a_damaged_payload_is_refused() -> None:
         inspect(StrictSource(bytes(data)), LAYOUT, fp32())
 
 
-def test_what_fp32_cannot_hold_is_refused_where_it_would_be_merged() -> None:
-    layout = {"g/scale": spec((2,), Role.MEAN, torch.float64)}
-    for value, is_good in ((3e38, True), (1e40, False), (-1e40, False)):
-        state = {"g/scale": torch.tensor([1.0, value], dtype=torch.float64)}
-        payload = fp32().encode(state, {}, layout)[0]
-        if is_good:
-            inspect(payload, layout, fp32())
-            continue
-        with pytest.raises(PayloadError, match="'g/scale' holds values that are not finite, or"):
-            inspect(payload, layout, fp32())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_statistics_as_large_as_are_taken_have_a_finite_mean_and_variance(
+    dtype: torch.dtype,
+) -> None:
+    layout = {
+        "g/bn.running_mean": spec((2,), Role.MEAN, dtype),
+        "g/bn.running_var": spec((2,), Role.VARIANCE, dtype),
+    }
+
+    def payload(mean: float, var: float) -> Payload:
+        state = {"g/bn.running_mean": mean, "g/bn.running_var": var}
+        values = {n: torch.tensor([v, 0.0], dtype=dtype) for n, v in state.items()}
+        return fp32().encode(values, {}, layout)[0]
+
+    merger = Merger(layout)
+    for mean in (6e18, -6e18):
+        inspect(payload(mean, 6e18), layout, fp32())
+        merger.add(fp32().read_each(payload(mean, 6e18), layout), 1.0)
+    assert all(bool(value.isfinite().all()) for value in merger.take().values())
+    for mean, var in ((1e19, 0.0), (-3e38, 0.0), (0.0, 1e19)):
+        with pytest.raises(PayloadError, match="holds values that are not finite, or too large"):
+            inspect(payload(mean, var), layout, fp32())

@@ -80,6 +80,14 @@ def test_a_signal_is_said_again_on_each_new_stream_until_it_is_settled(registry:
     assert kinds(registry.attach("s1", "b", 0.0)) == [Signal.STOP]
 
 
+def test_a_late_join_of_a_session_that_has_left_does_not_bring_it_back(registry: Registry) -> None:
+    registry.sites["s1"].has_left = True
+    with pytest.raises(SessionLost, match="this process of s1 has left the run"):
+        registry.admit("s1", "a", 1.0)
+    assert registry.live(1.0) == [] and registry.sites["s1"].joins == 1
+    assert registry.admit("s1", "b", 2.0) and registry.live(2.0) == ["s1"]
+
+
 def test_only_the_present_session_attaches(registry: Registry) -> None:
     with pytest.raises(SessionLost, match="this session of s1 was replaced"):
         registry.attach("s1", "other", 0.0)
