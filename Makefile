@@ -54,7 +54,7 @@ lint: install
 
 # `transport`, `timed`, `planner` and `sync_vs_local` make network namespaces, as root.
 # `check` has bounds, and ends with 1 where one does not hold.
-BENCH ?= simulation round_trip codecs transport timed planner scale strategies unequal quality \
+BENCH ?= simulation fuzz round_trip codecs transport timed planner scale strategies unequal quality \
     sync_vs_local site doctor check
 
 bench: install

@@ -16,6 +16,7 @@ __all__ = [
     "Reading",
     "bf16",
     "codec_by_name",
+    "codecs_by_name",
     "fp32",
     "int2",
     "int4",
@@ -26,11 +27,16 @@ __all__ = [
 ]
 
 
-def codec_by_name(name: str, sites: int = 1) -> Codec:
-    """The codec that `codec.up` or `codec.down` names, for so many sites; else a `ConfigError`."""
+def codecs_by_name(sites: int = 1) -> dict[str, Codec]:
+    """All that there are, for so many sites."""
     every = (fp32(), bf16(), int8(), int4(), int2(), topk2())
     under_masks = (masked(bits, sites) for bits in BITS)
-    codecs = {codec.name: codec for codec in (*every, *under_masks)}
+    return {codec.name: codec for codec in (*every, *under_masks)}
+
+
+def codec_by_name(name: str, sites: int = 1) -> Codec:
+    """The codec that `codec.up` or `codec.down` names, for so many sites; else a `ConfigError`."""
+    codecs = codecs_by_name(sites)
     if name not in codecs:
         near = nearest(name, codecs)
         raise ConfigError(f"codec {name!r} does not exist; choose one of {', '.join(codecs)}{near}")
