@@ -195,10 +195,9 @@ def check(merged: State, layout: Layout) -> None:
 
 
 @cache
-def _made(name: str) -> tuple[Good, list[bytes], Coordinator]:
+def _made(name: str) -> tuple[Good, list[bytes]]:
     """Made once in a process."""
-    good = good_payload(name)
-    return good, other_payloads(), Coordinator(good)
+    return good_payload(name), other_payloads()
 
 
 def _take(name: str, seed: int, good: Good, others: list[bytes], coordinator: Coordinator) -> str:
@@ -214,7 +213,8 @@ def _take(name: str, seed: int, good: Good, others: list[bytes], coordinator: Co
 
 def fuzz_payloads(name: str, seeds: range) -> Tally:
     """Cases of a codec."""
-    good, others, coordinator = _made(name)
+    good, others = _made(name)
+    coordinator = Coordinator(good)
     found, unexpected, slowest_s = Counter(cases=len(seeds)), [], 0.0
     peak, first_s = _peak_bytes(), time.process_time()
     for seed in seeds:

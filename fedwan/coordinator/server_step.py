@@ -106,7 +106,7 @@ class _Outer(ServerStep):
             update, new = self._transforms[network].update({name: delta}, part)
             if not isinstance(moved := update[name], Tensor):
                 raise TypeError(f"a {type(moved).__name__} in place of a tensor")
-            length = float(moved.norm())
+            length = _norm(moved)
             if odd := new.keys() - whole.keys():
                 raise KeyError(f"state {min(odd)!r} that init did not make")
         except Exception as error:
@@ -114,7 +114,7 @@ class _Outer(ServerStep):
                 f"the outer step of {network} failed at {name!r}: {error!r}{place_of(error)}; its "
                 "update gets (Δ, state) and returns (update, state), by the same names"
             ) from None
-        longest = max(self._longest.get(name, 0.0), float(delta.norm()))
+        longest = max(self._longest.get(name, 0.0), _norm(delta))
         self._longest[name] = longest
         if moved.shape != delta.shape or not math.isfinite(length):
             raise UserError(
@@ -218,6 +218,12 @@ class _Mirror(_Inner):
                     f"finite; lower inner.{network_of(name)}.lr, and continue with --resume from "
                     "the checkpoint before it"
                 )
+
+
+def _norm(value: Tensor) -> float:
+    """Not finite where a value is not; fp32 does not hold the squares of large ones."""
+    norm = float(value.norm())
+    return norm if math.isfinite(norm) else float(value.double().norm())
 
 
 def _names_by_tensor(state: State, tensors: Iterable[str]) -> dict[str, list[str]]:

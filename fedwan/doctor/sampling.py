@@ -121,12 +121,14 @@ class Directions:
 
 def cosine_of(one: Tensor, other: Tensor) -> float:
     """Cosine of two vectors; 0 where one of them is 0."""
+    one, other = one.double(), other.double()  # which no fp32 value is too large for
     norms = float(torch.linalg.vector_norm(one) * torch.linalg.vector_norm(other))
     return float(torch.dot(one, other)) / norms if norms else 0.0
 
 
 def agreement_of(stacked: Tensor) -> float:
     """|mean|² / mean |·|² of vectors (n, values); 0 where all are 0."""
+    stacked = stacked.double()
     mean_square = float(stacked.square().sum(1).mean())
     return float(stacked.mean(0).square().sum()) / mean_square if mean_square else 0.0
 

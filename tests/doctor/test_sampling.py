@@ -55,6 +55,14 @@ def test_agreement_is_one_for_the_same_and_one_over_sites_for_the_orthogonal() -
     assert agreement_of(torch.zeros(2, 2)) == cosine_of(vector(0, 0), vector(1, 0)) == 0.0
 
 
+def test_deltas_as_large_as_are_taken_have_directions() -> None:
+    large = torch.full((2,), 1.2e19)
+    samples = {"a": {"g": large}, "b": {"g": 3 * large}, "c": {"g": vector(1, -1)}}
+    found = Directions().compare(samples, {"g": vector(0, 0)})
+    assert found["a"]["cosines"]["g"] == found["b"]["cosines"]["g"] == pytest.approx(1.0)
+    assert found["c"]["agreement"]["g"] == pytest.approx(16 / 9 / (10 / 3))
+
+
 def test_each_site_is_compared_with_the_mean_of_the_others() -> None:
     samples = {"s1": {"g": vector(1, 0)}, "s2": {"g": vector(1, 0)}, "s3": {"g": vector(-1, 1)}}
     found = Directions().compare(samples, {"g": vector(0, 0)})
