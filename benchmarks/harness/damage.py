@@ -18,10 +18,11 @@ import xxhash
 
 from fedwan.codecs import Codec, codec_by_name, fp32
 from fedwan.codecs.masked import KeyStreams, bind, first_sizes
-from fedwan.codecs.payload import TRAILER_BYTES
 from fedwan.state import Layout, Role, State, TensorSpec
 
 SITES = 3
+TRAILER_BYTES = 8
+"""At the end of a payload: its XXH3-64."""
 LAYOUT: Layout = {
     "d/bias": TensorSpec((5,), torch.bfloat16, Role.PARAMETER),
     "d/empty": TensorSpec((0, 3), torch.float32, Role.PARAMETER),

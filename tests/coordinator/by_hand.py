@@ -282,8 +282,9 @@ class RunByHand:
             return None
         masking.present = None
         merged: State
-        merged, sizes = merger.open(masks, masking.sizes.of(index, version))
-        masking.sizes.set(index, version + 1, sizes)
+        first = masking.sizes.of(index, version)
+        merged, _ = merger.open(masks, first)
+        masking.sizes.set(index, version + 1, memoryview(first).cast("H").tolist())  # as sent
         return merged
 
 
