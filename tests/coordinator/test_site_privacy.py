@@ -25,7 +25,7 @@ from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.privacy import EPSILON, Spending
 from fedwan.protocol.round import Key, Merge, Round
-from fedwan.state import Role, State, read_tensors_meta
+from fedwan.state import Role, State, read_tensors_meta, state_of
 from tests.support import (
     GAN,
     NET,
@@ -35,6 +35,7 @@ from tests.support import (
     encoded,
     random_state,
     run_tiny,
+    same_bits,
     spec,
     tiny_config,
 )
@@ -198,6 +199,14 @@ def test_each_fragment_s_versions_count_and_all_of_them_keep_the_budget(tmp_path
     spent = spent_of(ran)
     assert len(set(spent)) == 12, "two fragments of six versions"
     assert spent[-1] == pytest.approx(8.0, abs=0.011)
+
+
+def test_a_site_that_is_left_alone_gets_the_noise_too(tmp_path: Path) -> None:
+    config = config_of()
+    config.sites = 1  # as if the others had been ejected
+    ran = run_tiny(tmp_path, config)
+    assert len(ran.hashes) == 1
+    assert same_bits(state_of(ran.workloads["s1"].networks), ran.state)
 
 
 @pytest.mark.parametrize(
