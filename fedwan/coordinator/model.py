@@ -189,11 +189,12 @@ class GlobalModel:
         """One pass over what is about to move the weights."""
         for name, coded in update.items():
             is_float = self.layout[name].dtype.is_floating_point
-            if is_float and not math.isfinite(coded.sum_of_squares()):
+            if not is_float or math.isfinite(coded.sum_of_squares()):
+                continue
+            if not bool(coded.tensor().isfinite().all()):  # else they are too large to square
                 raise UserError(
-                    f"the update of {name!r} holds values that are not finite, or too large to "
-                    "square; the weights before it are kept: lower the learning rates, and "
-                    "continue with --resume"
+                    f"the update of {name!r} holds values that are not finite; the weights before "
+                    "it are kept: lower the learning rates, and continue with --resume"
                 )
 
     @property

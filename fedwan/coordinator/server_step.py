@@ -116,7 +116,8 @@ class _Outer(ServerStep):
             ) from None
         longest = max(self._longest.get(name, 0.0), _norm(delta))
         self._longest[name] = longest
-        if moved.shape != delta.shape or not math.isfinite(length):
+        is_finite = math.isfinite(length) or bool(moved.isfinite().all())  # or too large to square
+        if moved.shape != delta.shape or not is_finite:
             raise UserError(
                 f"the outer step of {network} made an update of {name!r} that is not finite, or of "
                 f"shape {tuple(moved.shape)} and not {tuple(delta.shape)}; mend its Transform, or "

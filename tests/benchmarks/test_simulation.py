@@ -38,7 +38,7 @@ def test_no_fault_breaks_a_run(part: int) -> None:
 
 @pytest.mark.parametrize(
     ("scenario", "seeds"),
-    [("diloco", (39, 48)), ("diloco int2", (9, 15)), ("scaffnew", (15, 33))],
+    [("diloco", (12, 18)), ("diloco int2", (33, 45)), ("scaffnew", (14, 18))],
 )
 def test_a_site_s_newest_checkpoint_may_rot_without_a_trace_in_the_weights(
     scenario: str, seeds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
