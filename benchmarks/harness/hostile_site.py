@@ -45,10 +45,10 @@ from fedwan.codecs import fp32
 from fedwan.errors import FedwanError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.client import GrpcLink, dial
-from fedwan.link.framing import Chunk, Part
+from fedwan.link.framing import Chunk, ChunkHashes, Part
 from fedwan.link.rpc import ByteCounter, Stub
 from fedwan.link.tls import Identity
-from fedwan.protocol.evidence import ChunkHashes, statement_of
+from fedwan.protocol.evidence import statement_of
 from fedwan.protocol.rounds import HOPELESS_ROUNDS
 
 CALLS = ("Control", "Download", "Join", "Leave", "Report", "Unmask", "Upload")

@@ -14,7 +14,7 @@ from fedwan.codecs.payload import Bytes
 from fedwan.errors import FedwanError, PayloadError
 from fedwan.files import on_disk
 from fedwan.link import wire_pb2 as wire
-from fedwan.protocol.evidence import ChunkHashes
+from fedwan.link.framing import ChunkHashes
 
 H = TypeVar("H", wire.UploadHeader, wire.DownloadHeader)
 

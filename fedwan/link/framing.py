@@ -9,6 +9,7 @@ Chunks are packed without loss: a byte of `int4` holds 5.7 to 6.9 bits of inform
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import threading
 from collections import OrderedDict
@@ -39,6 +40,7 @@ LEAST_BYTES = 8 << 20
 KEEP_CHUNKS = 64
 """Packed chunks that a coordinator keeps for the other sites, which fetch them about then."""
 
+_HASH_BYTES = 32
 _PREFIX = struct.Struct("<IQQI")
 _local = threading.local()
 
@@ -142,6 +144,32 @@ def unpack(chunk: Chunk, most_bytes: int) -> Bytes:
     except zstandard.ZstdError as error:
         raise PayloadError(f"chunk at {chunk.offset} cannot be unpacked ({error})") from None
     return data
+
+
+class ChunkHashes:
+    """What names a payload: SHA-256 of its chunks' SHA-256s, in their order.
+
+    A chunk is hashed by the thread that sends it, and by the one that receives it, while others are
+    on their way: any thread may add any of them, in any order.
+    """
+
+    def __init__(self, num_chunks: int) -> None:
+        self._hashes = bytearray(_HASH_BYTES * num_chunks)
+        self._is_here = bytearray(num_chunks)
+
+    def add(self, index: int, data: Bytes) -> None:
+        """Hash a chunk, which lets other threads go on."""
+        begin = _HASH_BYTES * index
+        self._hashes[begin : begin + _HASH_BYTES] = hashlib.sha256(data).digest()
+        self._is_here[index] = True
+
+    def missing(self) -> list[int]:
+        """Numbers of the chunks that are not hashed yet."""
+        return [index for index, is_here in enumerate(self._is_here) if not is_here]
+
+    def payload(self) -> str:
+        """What names the whole payload, in hexadecimal."""
+        return hashlib.sha256(self._hashes).hexdigest()
 
 
 class PackedOnce:

@@ -24,10 +24,10 @@ from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
 from fedwan.link.buffer import Reception
-from fedwan.link.framing import Packing, Part, pack, plain, unpack
+from fedwan.link.framing import ChunkHashes, Packing, Part, pack, plain, unpack
 from fedwan.link.rpc import Patience, Stub, Watched, messages, watch
 from fedwan.link.tls import Identity
-from fedwan.protocol.evidence import ChunkHashes, statement_of
+from fedwan.protocol.evidence import statement_of
 
 T = TypeVar("T")
 CHECKED_S = 0.05

@@ -1,19 +1,13 @@
-"""What a site signs of its contribution, so that others can check the journal's line of it.
-
-The payload is named by SHA-256 of its chunks' SHA-256s, in their order: a chunk is hashed by the
-thread that sends it, and by the one that receives it, while others are on their way.
-"""
+"""What a site signs of its contribution, so that others can check the journal's line of it."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from cryptography import x509
 
-from fedwan.codecs.payload import Bytes
 from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Proof
@@ -21,30 +15,7 @@ from fedwan.link.tls import has_signed
 from fedwan.protocol.round import Key
 from fedwan.protocol.unmasking import digest_of
 
-_HASH_BYTES = 32
 _SIGNED = ("site", "fragment", "version", "payload", "steps", "samples", "attempt")
-
-
-class ChunkHashes:
-    """Of one payload's chunks; any thread may add any of them, in any order."""
-
-    def __init__(self, num_chunks: int) -> None:
-        self._hashes = bytearray(_HASH_BYTES * num_chunks)
-        self._is_here = bytearray(num_chunks)
-
-    def add(self, index: int, data: Bytes) -> None:
-        """Hash a chunk, which lets other threads go on."""
-        begin = _HASH_BYTES * index
-        self._hashes[begin : begin + _HASH_BYTES] = hashlib.sha256(data).digest()
-        self._is_here[index] = True
-
-    def missing(self) -> list[int]:
-        """Numbers of the chunks that are not hashed yet."""
-        return [index for index, is_here in enumerate(self._is_here) if not is_here]
-
-    def payload(self) -> str:
-        """What names the whole payload, in hexadecimal."""
-        return hashlib.sha256(self._hashes).hexdigest()
 
 
 def fields_of(

@@ -14,9 +14,9 @@ from cryptography import x509
 from fedwan.codecs import fp32
 from fedwan.link import pki
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.framing import Part, plain
+from fedwan.link.framing import ChunkHashes, Part, plain
 from fedwan.link.tls import Identity, has_signed
-from fedwan.protocol.evidence import ChunkHashes, statement, statement_of
+from fedwan.protocol.evidence import statement, statement_of
 from fedwan.simulation import RUN_ID
 from tests.planes import (
     Bench,
