@@ -9,7 +9,6 @@ so that temporaries are as large as a tensor, not as the model.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -27,8 +26,6 @@ class Transform(NamedTuple):
     """(global parameters) -> the first state."""
     update: Callable[[State, State], tuple[State, State]]
     """(merged delta, state) -> (what is to be added to the parameters, the next state)."""
-    gain: float = math.inf
-    """How many times as long as the longest delta so far an update can be, by tensor."""
 
 
 def chain(*transforms: Transform) -> Transform:
@@ -51,7 +48,7 @@ def chain(*transforms: Transform) -> Transform:
             new_state |= add_prefix(str(index), part)
         return delta, new_state
 
-    return Transform(init, update, math.prod(transform.gain for transform in transforms))
+    return Transform(init, update)
 
 
 def sgd(lr: float) -> Transform:
@@ -60,7 +57,7 @@ def sgd(lr: float) -> Transform:
     def update(delta: State, state: State) -> tuple[State, State]:
         return {name: value * -lr for name, value in delta.items()}, state
 
-    return Transform(lambda params: {}, update, abs(lr))
+    return Transform(lambda params: {}, update)
 
 
 def nesterov(lr: float, momentum: float) -> Transform:
@@ -84,7 +81,7 @@ def nesterov(lr: float, momentum: float) -> Transform:
             out[name] = torch.add(value, new[name], alpha=momentum).mul_(-lr)
         return out, add_prefix(_MOMENTUM, new)
 
-    return Transform(init, update, abs(lr) / (1 - momentum))
+    return Transform(init, update)
 
 
 def delayed_nesterov(lr: float, momentum: float, every: int) -> Transform:
@@ -122,4 +119,4 @@ def delayed_nesterov(lr: float, momentum: float, every: int) -> Transform:
                 counts[name] = torch.zeros_like(counts[name])
         return out, joined(momenta, sums, counts)
 
-    return Transform(init, update, abs(lr) / (1 - momentum))
+    return Transform(init, update)
