@@ -18,8 +18,10 @@ from fedwan.link import pki
 # A suite that was started in the background ignores Ctrl-C, and so would every process it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tensors of tests are small, and several workers share the cores: more threads only wait.
+# Tensors of tests are small, and several workers share the cores: more threads only wait. So do
+# those of the processes that tests start.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # Nobody cuts the power: that a file reaches the disk is not tested, and is a tenth of the waiting.
 os.fsync = lambda file: None

@@ -123,8 +123,7 @@ def test_an_installed_fedwan_trains_samples_and_exports_in_an_empty_folder(
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 
     def start(*words: str, **output: Any) -> subprocess.Popen[str]:
-        argv, variables = [str(installed), *words], {**env, "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(argv, cwd=folder, env=variables, text=True, **output)
+        return subprocess.Popen([str(installed), *words], cwd=folder, env=env, text=True, **output)
 
     def run(*words: str) -> str:
         process = start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

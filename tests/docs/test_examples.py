@@ -27,7 +27,7 @@ def blocks(page: str) -> list[str]:
 
 def run(*words: str, folder: Path) -> str:
     """Output of a command in a folder; it ends well."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=280)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
