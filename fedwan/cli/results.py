@@ -51,7 +51,9 @@ def verify(run: RunFolder, ca: Ca = None, json_path: JsonPath = None) -> None:
         "signatures": f"{signed}, by {by}{rest}" if found["signed_lines"] else "none",
         "versions": f"{versions or 'none'}, {merged}",
         "events": ", ".join(events),
-        "checkpoint": f"{saved}, with the weights that the journal tells of" if saved else "none",
+        "checkpoint": f"{saved}, undamaged, with the weights that the journal tells of"
+        if saved
+        else "none",
         "end": "the run is done" if found["is_done"] else "the run is not done",
     }
     if found["keys"]:

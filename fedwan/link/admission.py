@@ -153,8 +153,8 @@ def _read_lists(folder: Path) -> dict[x509.Name, x509.CertificateRevocationList]
     mend = "copy it again from the authority"
     try:
         found = {crl.issuer: crl for crl in read_lists(read_file(path)) if crl.issuer in keys}
-    except ValueError as error:
-        raise IdentityError(f"{path} cannot be parsed: {error}; {mend}") from None
+    except ValueError:
+        raise IdentityError(f"{path} cannot be read as PEM; {mend}") from None
     if not found or not all(
         crl.is_signature_valid(keys[issuer])  # type: ignore[arg-type]
         for issuer, crl in found.items()

@@ -172,9 +172,9 @@ def parse_file(data: bytes, path: Path) -> list[x509.Certificate]:
     """The certificates of a PEM file, or an `IdentityError`."""
     try:
         return x509.load_pem_x509_certificates(data)
-    except ValueError as error:
+    except ValueError:
         raise IdentityError(
-            f"{path} cannot be parsed: {error}; copy it again from the authority"
+            f"{path} cannot be read as PEM; copy it again from the authority"
         ) from None
 
 
@@ -187,11 +187,10 @@ def read_certificate(
     Whether it has expired is not looked at.
     """
     certificate, *between = parse_file(cert_pem, _shown(name))
-    is_trusted = authorities is None or _issuer_of(certificate, between, authorities)
-    if not is_trusted or (role == "site" and common_name(certificate) != name):
-        raise IdentityError(
-            f"{_shown(name)} is not {name}'s, or not of an authority that is trusted here"
-        )
+    if role == "site" and common_name(certificate) != name:
+        raise IdentityError(f"{_shown(name)} is {common_name(certificate)}'s")
+    if authorities is not None and not _issuer_of(certificate, between, authorities):
+        raise IdentityError(f"{_shown(name)} is of no authority that is trusted here")
     _check_role(_shown(name), certificate, role)
     return certificate
 
@@ -235,9 +234,9 @@ def _issuer_of(
 def _check_key(path: Path, key_pem: bytes, certificate: x509.Certificate) -> None:
     try:
         key = serialization.load_pem_private_key(key_pem, password=None)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError):
         raise IdentityError(
-            f"private key {path} cannot be parsed: {error}; delete it, and make another: "
+            f"private key {path} cannot be read as PEM; delete it, and make another: "
             "fedwan pki request NAME"
         ) from None
     if key.public_key() != certificate.public_key():

@@ -127,7 +127,9 @@ def verify(out: Path, ca: Path | None = None) -> dict[str, Any]:
     path, summary = out / JOURNAL, out / "summary.json"
     if not path.is_file():
         require_run(out)
-        raise ConfigError(f"{str(out)!r} holds no {JOURNAL}: the run has not begun; start it again")
+        has_begun = summary.exists() or (out / "checkpoint").exists()
+        why = "it was removed; restore it" if has_begun else "the run has not begun; start it again"
+        raise ConfigError(f"{str(out)!r} holds no {JOURNAL}: {why}")
     saved = _checkpoint(out)  # before the lines: a run may go on meanwhile
     ended = read_summary(summary).global_sha256 if summary.exists() else ""
     lines = path.read_bytes().splitlines(keepends=True)
@@ -166,12 +168,13 @@ def verify(out: Path, ca: Path | None = None) -> dict[str, Any]:
 def _checkpoint(out: Path) -> tuple[list[int], list[str]] | None:
     """Versions of the fragments in the checkpoint, and the hashes of their weights."""
     from fedwan.coordinator.model import CHECKPOINT
-    from fedwan.state import hash_state, read_tensors, select_prefix
+    from fedwan.state import check_tensors, hash_state, read_tensors, select_prefix
 
     path = out / "checkpoint" / CHECKPOINT
     if not path.exists():
         return None
     try:
+        check_tensors(path)  # the moving average and the outer state, too
         tensors, meta = read_tensors(path, "global:")
     except CheckpointError as error:
         raise FedwanError(str(error)) from None

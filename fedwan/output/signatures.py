@@ -15,7 +15,7 @@ from typing import Any
 
 from cryptography.x509 import Certificate
 
-from fedwan.errors import ConfigError
+from fedwan.errors import ConfigError, IdentityError
 from fedwan.link.certificates import fingerprint
 from fedwan.link.tls import Role, has_signed, parse_file, read_certificate
 from fedwan.output.journal import DURABLE, SIGNED
@@ -30,7 +30,7 @@ class Signatures:
     """
 
     def __init__(self, ca: Path | None) -> None:
-        self._authorities = None if ca is None else _read(ca)
+        self._ca, self._authorities = ca, None if ca is None else _read(ca)
         self._run_id = ""
         self._coordinator: Certificate | None = None
         self._sites: dict[str, list[Certificate]] = defaultdict(list)
@@ -58,7 +58,11 @@ class Signatures:
 
     def _read(self, name: str, role: Role, row: Mapping[str, Any]) -> Certificate:
         pem = str(row["certificate"]).encode()
-        shown = read_certificate(name, role, pem, self._authorities)
+        try:
+            shown = read_certificate(name, role, pem, self._authorities)
+        except IdentityError as error:
+            mend = f"; {self._ca} has to be the ca.crt of the coordinator's identity"
+            raise IdentityError(f"{error}{mend if self._ca else ''}") from None
         if (key := fingerprint(shown.public_key())) not in self._keys[name]:
             self._keys[name].append(key)
         return shown

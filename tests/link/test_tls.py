@@ -58,7 +58,7 @@ def test_a_folder_with_the_wrong_files_is_refused_with_the_mend(
 def test_a_missing_or_damaged_file_is_named(folders: Path, name: str) -> None:
     path = folders / "s1" / name
     path.write_text("-----BEGIN NONSENSE-----\n")
-    with pytest.raises(IdentityError, match=f"{name} cannot be parsed"):
+    with pytest.raises(IdentityError, match=f"{name} cannot be read as PEM"):
         Identity.load(folders / "s1")
     path.unlink()
     with pytest.raises(IdentityError, match=f"{name} is missing"):
