@@ -255,7 +255,7 @@ class PrivacyConfig:
     """What is protected: each `sample` of a shard, by noise on its site's gradients; or each whole
     `site`, by noise on the mean of contributions, from all but the coordinator. `sample:3` clips
     gradients to a norm of 3, `site:0.3` contributions to 0.3; without a number it is 1."""
-    delta: float = setting(1e-5, SHARE)
+    delta: float = setting(1e-5, span(1e-15, 0.5))
     """Probability with which the bound may fail; less than one in the samples of any site, or in
     the sites."""
 

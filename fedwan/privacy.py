@@ -43,10 +43,10 @@ class Spending:
         self, budget: PrivacyConfig, num_units: int, units: str, rate: float, num_steps: int
     ) -> None:
         """Of `num_units` units, each of which comes into a step with a probability, `rate`."""
-        if budget.delta * num_units >= 1 or not budget.delta:
+        if budget.delta * num_units >= 1:
             raise ConfigError(
-                f"privacy.delta = {budget.delta} is no promise to {num_units} {units}; set more "
-                f"than 0 and well below 1 / {num_units}, as in privacy.delta=1e-05"
+                f"privacy.delta = {budget.delta} is no promise to {num_units} {units}; set it well "
+                f"below 1 / {num_units}, as in privacy.delta=1e-05"
             )
         self.steps = 0
         """That noise was made for."""
@@ -59,10 +59,10 @@ class Spending:
         try:
             self.noise = least(**asked, sample_rate=rate, steps=num_steps, accountant="rdp")
             """Its deviation in the sum, over the norm that is clipped to."""
-        except ValueError as error:
+        except ValueError:
             raise ConfigError(
                 f"privacy.epsilon = {budget.epsilon} at privacy.delta = {budget.delta}: no noise "
-                f"is enough by the accountant's bounds ({error}); set a larger epsilon"
+                "is enough by the accountant's bounds; set a larger epsilon"
             ) from None
         one = {"q": rate, "noise_multiplier": self.noise, "steps": 1}
         self._spent = analysis.compute_rdp(**one, orders=orders)

@@ -224,6 +224,8 @@ class CoordinatedRun:
             self._privacy = SitePrivacy(config, layout, fragments)
             if self._past_privacy:
                 self._privacy.resume(*self._past_privacy)
+            event, text = self._privacy.tell(layout)
+            self.event(event, None, text)
         self._mergers = Mergers(self.hub, strategy, config, self._folder, self._privacy)
         if self.hub.masking and self._resumed:
             self._mergers.resume(self._run_id, rounds, self._resumed)

@@ -34,11 +34,26 @@ class SitePrivacy(Spending):
         require_parameters(layout)
         versions = config.steps // config.h * sum(fragment.times for fragment in fragments)
         super().__init__(config.privacy, config.num_sites, "sites", 1.0, versions)
+        self._num_sites = config.num_sites
 
     def resume(self, state: dict[str, Any], num_lost: int) -> None:
         """Go on from a checkpoint, after which so many versions were sent out that it has not."""
         self.load_state_dict(state)
         self.steps += num_lost
+
+    def tell(self, layout: Layout) -> tuple[str, str]:
+        """An event, a warning if noise drowns the rest, and a line of how much there is."""
+        num_values = sum(spec.num_values for spec in layout.values())
+        deviation = self.noise * self.budget.clip / self._num_sites
+        norm = deviation * math.sqrt(num_values)
+        text = (
+            f"whole sites are private: each version gets noise of {deviation:.2g} in each of "
+            f"{num_values:,} values, a norm of {norm:.2g}; of contributions {self.budget.clip:g} "
+            "is left at most"
+        )
+        if norm < self.budget.clip:
+            return "privacy", text
+        return "warning", f"{text}; more sites, a larger h or privacy.epsilon make it less"
 
     def scale(self, measures: Measures) -> float:
         """What a contribution is multiplied by, so that its norm is C at most."""

@@ -243,8 +243,16 @@ def test_what_it_asks_of_samples_it_does_not_ask_of_sites() -> None:
         assert load_run(None, [*usual.split(), *words.split()]).privacy.is_of("site")
 
 
+def test_noise_that_drowns_what_is_left_of_contributions_is_warned_of() -> None:
+    event, text = privacy_of(epsilon=8.0).tell(LAYOUT)
+    assert event == "warning" and "of contributions 0.25 is left at most; more sites" in text
+    assert privacy_of(epsilon=900.0).tell({"d/w": spec((1,))})[0] == "privacy"
+
+
 def test_what_cannot_be_promised_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"delta = 0.5 is no promise to 3 sites; set more than 0"):
+    with pytest.raises(
+        ConfigError, match=r"delta = 0.5 is no promise to 3 sites; set it well below"
+    ):
         privacy_of(delta=0.5)
     with pytest.raises(ConfigError, match=r"epsilon = 0.01 at .*; set a larger epsilon") as caught:
         privacy_of(epsilon=0.01)
