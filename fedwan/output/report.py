@@ -103,6 +103,8 @@ def _cards(run: _Run) -> list[tuple[str, str, str]]:
     name, value, beside = run.board.quality_told()
     happened = [event.event for event in run.events]
     odd = f"{happened.count('rejoin')} rejoined, {happened.count('rejected')} rejected"
+    private = run.summary.privacy if run.summary else {}
+    spent = f"at delta {private['delta']:g}, of {private['unit']}" if private else ""
     return [
         (name.capitalize(), value, "; ".join(beside)),
         ("Sent over the wire", bytes_text(up + down), fewer),
@@ -113,6 +115,7 @@ def _cards(run: _Run) -> list[tuple[str, str, str]]:
             f"{min(run.board.step, run.config.steps):,} of {run.config.steps:,} steps",
         ),
         ("Rounds", f"{run.board.version:,}", odd),
+        *([("Epsilon", number_text(private["epsilon"]), spent)] if private else ()),
     ]
 
 
