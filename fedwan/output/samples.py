@@ -61,6 +61,8 @@ def draw_samples(path: Path, generated: Any, real: Any | None, title: str) -> No
     for index, (name, panel) in enumerate(panels.items()):
         left = beside + index * (beside + wide)
         below = 1 - (_TITLE_PX + 4) / height
+        if are_points and (stray := int((~(np.abs(panel) <= reach)).any(1).sum())):
+            name = f"{name}: {stray} of {len(panel)} lie outside, and are drawn at the edge"
         figure.text(left / width, below, name, va="top", fontsize=9, color=_MUTED)
         if are_points:
             box = (left / width, _MARGIN_PX / height, wide / width, tall / height)
