@@ -78,9 +78,13 @@ class Spending:
         seed = hashlib.sha256(self.secret + repr(parts).encode()).digest()
         return np.random.default_rng(int.from_bytes(seed))
 
+    def deviation(self, scale: float) -> float:
+        """Of the noise on sums that were multiplied by `scale`."""
+        return float(self.noise * self.budget.clip * scale)
+
     def add_noise(self, sums: Iterable[Tensor], scale: float, *parts: object) -> None:
         """A step: noise onto sums that were multiplied by `scale`, in place; `parts` as above."""
-        rng, deviation = self.generator("noise", *parts), self.noise * self.budget.clip * scale
+        rng, deviation = self.generator("noise", *parts), self.deviation(scale)
         for total in sums:
             noise = rng.standard_normal(tuple(total.shape), dtype=np.float32)
             total.add_(torch.as_tensor(noise).to(total), alpha=deviation)

@@ -20,7 +20,7 @@ from fedwan.coordinator.intake import Contribution, Measures, Upload
 from fedwan.errors import PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Proof, Signals
-from fedwan.link.buffer import UploadReception
+from fedwan.link.buffer import Buffer, FileBuffer, UploadReception
 from fedwan.output.records import SPENT
 from fedwan.protocol.agreement import Claim
 from fedwan.protocol.evidence import check_proof, statement_of
@@ -254,18 +254,8 @@ class Servicer(Federation):
         if payload is None:
             return wire.Receipt(status=wire.Receipt.INCOMPLETE, missing=reception.missing())
         # Check the whole payload, and lay it out for merging unless it was replaced meanwhile.
-        problem, measures, sha256 = "", Measures({}, {}), reception.hashes.payload()
-        try:
-            if proof and upload.kind == wire.UploadHeader.CONTRIBUTION:
-                check_proof(proof, statement_of(reception.header, site, sha256))
-            measures = self.intake.inspect(upload, payload)
-        except PayloadError as error:
-            problem = str(error)
-        except Exception:
-            with self.changed:  # never leave it claimed and unchecked: the site would wait for ever
-                if self.intake.find(upload) is reception:
-                    self.intake.close(upload)
-            raise
+        sha256 = reception.hashes.payload()
+        measures, problem = self._inspect(upload, reception, payload, sha256, proof)
         with self.changed:
             settled = self._settled(upload)
             if self.intake.find(upload) is not reception:
@@ -282,22 +272,37 @@ class Servicer(Federation):
                 self.registry.settle(upload.key.site, wire.CoordinatorSignal.SEND_INITIAL)
             else:
                 self.intake.take(upload)
-                header = reception.header
-                bundle = header.bundle if self.masking else None
-                contribution = Contribution(
-                    payload,
-                    header.work,
-                    measures,
-                    sha256,
-                    proof.signature if proof else b"",
-                    bundle,
-                )
+                work = reception.header.work
+                bundle = reception.header.bundle if self.masking else None
+                signature = proof.signature if proof else b""
+                contribution = Contribution(payload, work, measures, sha256, signature, bundle)
                 if proof:
                     self._note_certificate(site, proof.certificate)
                 self.rounds.arrive(upload.key, contribution, time.monotonic())
             self._release()
             self.changed.notify_all()
             return _ACCEPTED
+
+    def _inspect(
+        self,
+        upload: Upload,
+        reception: UploadReception,
+        payload: Buffer | FileBuffer,
+        sha256: str,
+        proof: Proof | None,
+    ) -> tuple[Measures, str]:
+        """What a whole payload measures, or what is wrong with it or its signature; no lock."""
+        try:
+            if proof and upload.kind == wire.UploadHeader.CONTRIBUTION:
+                check_proof(proof, statement_of(reception.header, upload.key.site, sha256))
+            return self.intake.inspect(upload, payload), ""
+        except PayloadError as error:
+            return Measures({}, {}), str(error)
+        except Exception:
+            with self.changed:  # never leave it claimed and unchecked: the site would wait for ever
+                if self.intake.find(upload) is reception:
+                    self.intake.close(upload)
+            raise
 
     def _note_certificate(self, site: str, certificate: bytes) -> None:
         """Tell of one that no Join has shown: the site's identity was renewed."""

@@ -44,7 +44,7 @@ class SitePrivacy(Spending):
     def tell(self, layout: Layout) -> tuple[str, str]:
         """An event, a warning if noise drowns the rest, and a line of how much there is."""
         num_values = sum(spec.num_values for spec in layout.values())
-        deviation = self.noise * self.budget.clip / self._num_sites
+        deviation = self.deviation(1 / self._num_sites)
         norm = deviation * math.sqrt(num_values)
         text = (
             f"whole sites are private: each version gets noise of {deviation:.2g} in each of "

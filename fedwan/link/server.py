@@ -104,7 +104,7 @@ class DataPlane:
         """Of what each site downloads, by kind."""
         # Torch keeps this number by thread. Of many calls that check payloads at once, each with a
         # team of threads, most wait for their teams.
-        num_threads = num_sites * self._most_calls + SPARE_THREADS
+        self._num_threads = num_threads = num_sites * self._most_calls + SPARE_THREADS
         self._pool = ThreadPoolExecutor(num_threads, "data-plane", torch.set_num_threads, (1,))
         self._most_connections = _most_connections(num_threads)
         self._congestion = Congestion(congestion)
@@ -217,7 +217,7 @@ class DataPlane:
 
     def _crowd(self) -> Iterator[str]:
         """What gRPC bounds, and does not tell, where it is near a bound."""
-        num, most, own = num_accepted(self.port), self._most_connections, self._pool._max_workers
+        num, most, own = num_accepted(self.port), self._most_connections, self._num_threads
         if num >= most:
             yield f"{most} connections to the data plane stand, and no more are taken"
         elif num > own:
