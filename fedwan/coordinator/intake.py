@@ -65,7 +65,7 @@ class Contribution(NamedTuple):
     work: wire.Work
     measures: Measures
     sha256: str
-    """Of the payload, as `fedwan.protocol.evidence` has it."""
+    """Of the payload's chunks, see `ChunkHashes`."""
     signature: bytes = b""
     """The site's; empty within a process."""
     bundle: wire.MaskBundle | None = None
