@@ -32,7 +32,14 @@ from typing import NamedTuple, cast, get_args
 
 import torch
 
-from benchmarks.harness.damage import SITES, Good, damaged, good_payload, other_payloads
+from benchmarks.harness.damage import (
+    LAYOUTS,
+    SITES,
+    Good,
+    damaged,
+    good_payload,
+    other_payloads,
+)
 from benchmarks.harness.table import Row, select
 from fedwan.codecs import Coded, Reading, codecs_by_name, plain
 from fedwan.codecs.masked import KeyStreams, first_sizes
@@ -139,7 +146,9 @@ class Coordinator:
 
     def __init__(self, good: Good) -> None:
         self._codec, self._layout = good.codec, good.layout
-        self._honest = [_decoded(good_payload(good.codec.name, seed)) for seed in range(3)]
+        self._honest = [
+            _decoded(good_payload(good.codec.name, good.layout, seed)) for seed in range(3)
+        ]
         self._merger = Merger(good.layout)
 
     def take(self, data: bytes, rng: random.Random) -> None:
@@ -195,15 +204,17 @@ def check(merged: State, layout: Layout) -> None:
 
 
 @cache
-def _made(name: str) -> tuple[Good, list[bytes]]:
-    """Made once in a process."""
-    return good_payload(name), other_payloads()
+def _good(name: str) -> tuple[list[Good], list[bytes]]:
+    """One of each layout, and others; made once in a process."""
+    return [good_payload(name, layout) for layout in LAYOUTS], other_payloads()
 
 
-def _take(name: str, seed: int, good: Good, others: list[bytes], coordinator: Coordinator) -> str:
+def _take(name: str, seed: int, coordinators: list[Coordinator]) -> str:
     rng = random.Random(f"{name} {seed}")
+    good, others = _good(name)
+    which = rng.randrange(len(good))
     try:
-        coordinator.take(damaged(rng, good, others), rng)
+        coordinators[which].take(damaged(rng, good[which], others), rng)
     except PayloadError as error:
         text = str(error)
         assert text.isprintable() and len(text) < 600, text
@@ -213,17 +224,16 @@ def _take(name: str, seed: int, good: Good, others: list[bytes], coordinator: Co
 
 def fuzz_payloads(name: str, seeds: range) -> Tally:
     """Cases of a codec."""
-    good, others = _made(name)
-    coordinator = Coordinator(good)
+    coordinators = [Coordinator(good) for good in _good(name)[0]]
     found, unexpected, slowest_s = Counter(cases=len(seeds)), [], 0.0
     peak, first_s = _peak_bytes(), time.process_time()
     for seed in seeds:
         began_s = time.process_time()
         try:
-            found[_take(name, seed, good, others, coordinator)] += 1
+            found[_take(name, seed, coordinators)] += 1
         except Exception:
             unexpected.append((seed, traceback.format_exc()))
-            coordinator = Coordinator(good)
+            coordinators = [Coordinator(good) for good in _good(name)[0]]
         took_s = time.process_time() - began_s
         slowest_s = max(slowest_s, took_s)
         if took_s > MOST_S:

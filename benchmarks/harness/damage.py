@@ -23,7 +23,7 @@ from fedwan.state import Layout, Role, State, TensorSpec
 SITES = 3
 TRAILER_BYTES = 8
 """At the end of a payload: its XXH3-64."""
-LAYOUT: Layout = {
+SPECS: Layout = {
     "d/bias": TensorSpec((5,), torch.bfloat16, Role.PARAMETER),
     "d/empty": TensorSpec((0, 3), torch.float32, Role.PARAMETER),
     "d/scalar": TensorSpec((), torch.float32, Role.PARAMETER),
@@ -40,6 +40,15 @@ LAYOUT: Layout = {
     "g/short|step": TensorSpec((), torch.float32, Role.COUNTER),
 }
 """Every role; blocks that are full and such that are not."""
+LAYOUTS = tuple(
+    {name: spec for name, spec in SPECS.items() if name.startswith(prefixes)}
+    for prefixes in (
+        ("d/bias", "g/bn"),
+        ("d/empty", "d/scalar", "g/half", "g/long", "g/mask"),
+        ("g/fine", "g/short"),
+    )
+)
+"""Few tensors each: a payload has one to three places damaged, and all else takes time."""
 LONG = {"topk2": 4100}
 """Values of `g/long` for codecs whose blocks are longer."""
 
@@ -70,15 +79,16 @@ class Good(NamedTuple):
     """Where the table and each tensor's record begin and end."""
 
 
-def good_payload(codec_name: str, seed: int = 0) -> Good:
+def good_payload(codec_name: str, specs: Layout = LAYOUTS[1], seed: int = 0) -> Good:
     """One of a codec, of values as deltas have them; under masks of parameters alone."""
     codec = codec_by_name(codec_name, SITES)
     layout = {
         name: spec
-        for name, spec in LAYOUT.items()
+        for name, spec in specs.items()
         if spec.role is Role.PARAMETER or not codec.mask_bits
     }
-    layout["g/long"] = layout["g/long"]._replace(shape=(LONG.get(codec_name, 600),))
+    if "g/long" in layout and codec_name in LONG:
+        layout["g/long"] = layout["g/long"]._replace(shape=(LONG[codec_name],))
     values = values_of(layout, seed)
     writer = codec
     if codec.mask_bits:
@@ -179,8 +189,6 @@ def damaged(rng: random.Random, good: Good, others: list[bytes]) -> bytes:
 
 def other_payloads() -> list[bytes]:
     """Of another codec, of another layout, of none."""
-    few = {name: spec for name, spec in LAYOUT.items() if name.startswith("d/")}
     none, _ = fp32().encode({}, {}, {})
-    small, _ = fp32().encode(values_of(few, 0), {}, few)
-    found = [bytes(payload.read(0, payload.num_bytes)) for payload in (none, small)]
-    return [*found, *(good_payload(name).data for name in ("fp32", "int4", "topk2", "masked4"))]
+    good = [good_payload(name).data for name in ("fp32", "int4", "topk2", "masked4")]
+    return [bytes(none.read(0, none.num_bytes)), good_payload("fp32", LAYOUTS[0]).data, *good]
