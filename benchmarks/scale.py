@@ -121,7 +121,7 @@ class Host:
         identity = Identity.load(self._folder / "pki" / name)
         # Packed or not by how busy the cores are, bytes would not compare.
         link = GrpcLink(self._ticket["address"], identity, packs=False)
-        stub = CoordinatorStub(link, self._ticket["run_id"], self._layout, poll_s=2.0)
+        stub = CoordinatorStub(link, self._ticket["run_id"], self._layout)
         hello = wire.Hello(site=name, session=uuid.uuid4().hex)
         hello.MergeFrom(self._hello)
         while (welcome := link.join(hello)).is_waiting:

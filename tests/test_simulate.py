@@ -23,6 +23,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Link
 from fedwan.rng import NamedGenerators
 from fedwan.simulation import Absence
+from fedwan.site import stub
 from fedwan.site.place import Place
 from fedwan.site.site import Membership
 from fedwan.state import State, state_of
@@ -189,6 +190,7 @@ def test_a_site_that_comes_back_waits_for_its_copy_of_the_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(simulation, "STANDSTILL_S", 0.3)
+    monkeypatch.setattr(stub, "POLL_S", 0.1)
     config = tiny_config("sync", NET, sites=2, h=1, round={"quorum": 1, "patience_s": 30.0})
     absent, links = {"s2": Absence(1 / 4, 1 / 2)}, []
 

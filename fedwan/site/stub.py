@@ -22,7 +22,6 @@ from fedwan.errors import FedwanError, LinkLost, RunStopped
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Link
-from fedwan.link.client import HEARTBEAT_S
 from fedwan.site.group import Group
 from fedwan.site.masker import Masker
 from fedwan.state import Layout, State
@@ -33,6 +32,8 @@ COPY_S = 300.0
 that carry earlier ones have ended, as those do in which nothing moves (docs/wire.md)."""
 STOP_SIGNAL_S = 5.0
 """How long the word that says why a run is over may take to arrive after the run is."""
+POLL_S = 2.0
+"""How long the coordinator holds a request; between two for what it has no copy of, too."""
 LISTEN_S = 0.2
 """How often a site that waits for an update heeds the coordinator's signals."""
 
@@ -41,7 +42,7 @@ class CoordinatorStub:
     """Speaks for one site in one run; rank 0 alone has a link.
 
     Collective are `send_initial`, `receive`, `is_over` and `fetch_…`, but for `fetch_update`. The
-    coordinator holds a request for an update that is not there yet for `poll_s`.
+    coordinator holds a request for an update that is not there yet for `POLL_S`.
     """
 
     def __init__(
@@ -49,14 +50,12 @@ class CoordinatorStub:
         link: Link | None,
         run_id: str,
         layout: Layout,
-        poll_s: float = HEARTBEAT_S,
         group: Group | None = None,
         masker: Masker | None = None,
     ) -> None:
         self._rank_0_link = link
         self._run_id = run_id
         self._layout = layout
-        self._poll_s = poll_s
         self._group = group or Group()
         self._masker = masker
 
@@ -139,7 +138,7 @@ class CoordinatorStub:
                         f"{COPY_S:g} s: earlier downloads have not ended; see in its journal what "
                         "it waits for"
                     )
-                time.sleep(self._poll_s)
+                time.sleep(POLL_S)
 
         header = self._group.lead_long(fetch)
         return (kept[0] if kept else None), header
@@ -154,7 +153,7 @@ class CoordinatorStub:
         """
         asked, over_since = {"fragment": fragment, "version": version}, None
         while True:
-            update = self._download(Asked.UPDATE, **asked, wait_s=self._poll_s)
+            update = self._download(Asked.UPDATE, **asked, wait_s=POLL_S)
             if update.header.status == wire.DownloadHeader.UNMASK and self._masker:
                 self.link.unmask(self._masker.answer(update.header.unmask))
                 continue

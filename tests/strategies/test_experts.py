@@ -143,7 +143,7 @@ def test_a_run_leaves_an_ensemble_that_samples_and_is_exported(
 def test_networks_that_are_told_the_class_are_asked_where_it_is(
     words: list[str], num_told: int, tmp_path: Path
 ) -> None:
-    small = ("data.name=digits", "data.split=by_label", "sites=2", "steps=4", "h=4", "eval.every=0")
+    small = ("data.name=digits", "data.split=by_label", "sites=2", "steps=4", "h=4", "eval.num=20")
     own = ("workload=flow", "model.network=dit", "strategy=experts", *words)
     simulate(load_run(None, [*own, *small]), tmp_path)
     trained = fedwan.load(tmp_path)
