@@ -1,6 +1,6 @@
 """One site of three lies, with a certificate and in every call: what comes of the run?
 
-Tensors of pix2pix at a sixteenth of its width, steps of 0.05 s that sleep, as where a GPU computes,
+Tensors of pix2pix at a 64th of its width, steps of 0.05 s that sleep, as where a GPU computes,
 quorum 2, in real processes over the data plane. The third site (`harness/hostile_site.py`) is a
 member: it joins, sends heartbeats, and contributes NaN alone, so that the other two make every
 round. Then the same run again, in which it also sends well-formed messages with hostile content to
@@ -28,7 +28,7 @@ from benchmarks.harness.table import Row
 
 HOSTILE = "s3"
 H = 20
-TIMED = ("workload=timed", "model.width=4", "model.step_s=0.05", "eval.every=0")
+TIMED = ("workload=timed", "model.width=1", "model.step_s=0.05", "eval.every=0")
 MEASURED = ("workload=flow", "eval.every=100")
 
 
