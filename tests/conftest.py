@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from fedwan import simulation
+from fedwan.coordinator import federation
 from fedwan.link import pki
+from fedwan.site import site
 
 # A suite that was started in the background ignores Ctrl-C, and so would every process it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -25,6 +28,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 # Nobody cuts the power: that a file reaches the disk is not tested, and is a tenth of the waiting.
 os.fsync = lambda file: None
+
+# Parties in one process need not wait for one another as long as those across an ocean.
+federation.TICK_S, simulation.STANDSTILL_S, site.ASK_AGAIN_S = 0.02, 0.3, (0.002, 0.05)
 
 # Imports leave a million objects that live to the end; to look for garbage among them, while they
 # come and ever after, would take a third of the time of an import and some of every test's.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +18,6 @@ from fedwan.app import load_strategy
 from fedwan.codecs import Payload, fp32
 from fedwan.codecs.payload import Source
 from fedwan.config import Config, InnerConfig, merge
-from fedwan.coordinator import federation
 from fedwan.coordinator.intake import Upload
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.servicer import Servicer
@@ -208,11 +205,8 @@ def run_tiny(
         part(member, workload)
 
     strategy = strategy or load_strategy(config.strategy).build(config)
-    # Parties in one process need not wait half a second for one another.
-    with patch.object(federation, "TICK_S", 0.02):
-        words = {"strategy": strategy, "wrap": wrap, "absences": absences, "resume": resume}
-        ran = simulate(config, folder, train=live, **words)  # type: ignore[arg-type]
-    return Ran(ran, workloads)
+    words = {"strategy": strategy, "wrap": wrap, "absences": absences, "resume": resume}
+    return Ran(simulate(config, folder, train=live, **words), workloads)  # type: ignore[arg-type]
 
 
 def hub_of(link: Any) -> Servicer:
@@ -262,18 +256,6 @@ class DyingLink(WrappedLink):
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
         if header.version == self._version:
             raise Stopped
-        return self._inner.upload(header, payload)
-
-
-class DawdlingLink(WrappedLink):
-    """Every upload waits a random while, so that contributions arrive in any order."""
-
-    def __init__(self, inner: Link, seed: object) -> None:
-        super().__init__(inner)
-        self._random = random.Random(str(seed))
-
-    def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
-        time.sleep(self._random.uniform(0, 0.02))
         return self._inner.upload(header, payload)
 
 

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 import fedwan
-from fedwan import simulation
 from fedwan.app import load_run
 from fedwan.config import InnerConfig
 from fedwan.errors import JoinRefused, RunStopped, UserError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Link
+from fedwan.protocol import policy
 from fedwan.rng import NamedGenerators
 from fedwan.simulation import Absence
 from fedwan.site import stub
@@ -35,7 +35,6 @@ from tests.support import (
     BATCH,
     NET,
     SGD,
-    DawdlingLink,
     PoisoningLink,
     TinyWorkload,
     WrappedLink,
@@ -125,7 +124,7 @@ def test_a_site_that_is_late_at_the_end_of_a_run_ends_with_its_weights(tmp_path:
         plain = workload.step
 
         def step(*args: Any) -> Mapping[str, Tensor]:
-            time.sleep(1.0 if member.name == "s3" and len(workload.batches) > 19 else 0.02)
+            time.sleep(0.3 if member.name == "s3" and len(workload.batches) > 19 else 0.02)
             return plain(*args)
 
         workload.step = step  # type: ignore[method-assign]
@@ -146,6 +145,7 @@ def test_what_is_owed_survives_a_contribution_that_is_too_late_and_an_update_tha
             kept.append((owed, place.residuals.of(place.fragments[index])))
 
     monkeypatch.setattr(Place, "start_over", watched)
+    monkeypatch.setattr(policy, "LEAST_S", 0.05)
     rounds = {"quorum": 2, "patience_s": 30.0}
     codec = {"up": "int2", "down": "fp32"}
     config = tiny_config("sparse_loco", NET, sites=3, h=2, steps=60, round=rounds, codec=codec)
@@ -189,7 +189,6 @@ class BusyLink(WrappedLink):
 def test_a_site_that_comes_back_waits_for_its_copy_of_the_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulation, "STANDSTILL_S", 0.3)
     monkeypatch.setattr(stub, "POLL_S", 0.1)
     config = tiny_config("sync", NET, sites=2, h=1, round={"quorum": 1, "patience_s": 30.0})
     absent, links = {"s2": Absence(1 / 4, 1 / 2)}, []
@@ -205,20 +204,6 @@ def test_a_site_that_comes_back_waits_for_its_copy_of_the_weights(
 
 
 # What all parties end on -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "h"), [("diloco", 2), ("sync", 1)])
-def test_the_order_of_arrival_does_not_change_a_bit(name: str, h: int, tmp_path: Path) -> None:
-    hashes = set()
-    for attempt in range(2):
-        ran = run_tiny(
-            tmp_path / str(attempt),
-            tiny_config(name, sites=3, h=h),
-            wrap=lambda site, link, attempt=attempt: DawdlingLink(link, (site, attempt)),  # type: ignore[misc]
-        )
-        hashes |= ran.hashes
-        assert [row["site"] for row in ran.rounds()] == ["s1", "s2", "s3"] * (8 // h)
-    assert len(hashes) == 1
 
 
 def test_h_counts_steps_and_rounds_count_versions(tmp_path: Path) -> None:
@@ -237,15 +222,6 @@ def test_batch_norm_statistics_stay_sound(recipe: ModuleType, h: int, tmp_path: 
         assert bool((state["velocity/norm.running_var"] > 0).all())
         assert int(state["velocity/norm.num_batches_tracked"]) == 8
     assert all(same_bits(weights(workload), ran.state) for workload in ran.workloads.values())
-
-
-def test_diloco_at_20_steps_sends_at_most_an_18th_of_what_sync_sends(tmp_path: Path) -> None:
-    totals = [
-        run_tiny(tmp_path / name, tiny_config(name, h=h, steps=200)).result.totals
-        for name, h in (("diloco", 20), ("sync", 1))
-    ]
-    diloco, sync = (t.bytes_up + t.bytes_down for t in totals)
-    assert sync >= 18 * diloco
 
 
 # Faults ------------------------------------------------------------------------------------------

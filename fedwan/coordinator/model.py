@@ -215,6 +215,19 @@ class GlobalModel:
                 largest[what] = max(largest.get(what, -math.inf), float(self.state[name].max()))
         return largest
 
+    def bound_counters(self, fragment: Fragment, merged: State, most: float) -> None:
+        """Let no merged integer buffer be more than `most` above the largest one of its network.
+
+        The intake sees to it, but not for contributions that came before the initial weights.
+        """
+        present = self.counters(fragment.index)
+        for name in fragment.layout:
+            what = LARGEST_COUNTER.format(network_of(name))
+            if name in merged and what in present and not merged[name].is_floating_point():
+                largest = min(present[what] + most, torch.iinfo(torch.int64).max // 2)
+                bounded = merged[name].to(torch.int64).clamp_(max=int(largest))
+                merged[name] = bounded.to(merged[name].dtype)
+
     def hash_of(self, fragment: Fragment) -> str:
         """`hash_state` of a fragment's global weights; 1 s a GB, once for each version."""
         with self._lock:

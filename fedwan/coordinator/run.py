@@ -264,6 +264,7 @@ class CoordinatedRun:
             samples = self._gather(model, round_, merger, nominal)
         before = merger.sampler.of(model.state)
         merged = self._mergers.merged(model, round_, self._look_round)
+        model.bound_counters(fragment, merged, rounds.most_counted(fragment.index))
         contributions = [
             contribution_row(merge, self._mergers.share(merge, nominal)) for merge in round_.merged
         ]

@@ -189,12 +189,12 @@ def test_a_site_that_is_refused_again_and_again_is_given_up_and_the_run_waits_no
                 take_part(member, Spoilt(NET))
             except UserError as error:
                 told.append(error)
-                time.sleep(0.5)
+                time.sleep(0.2)
         take_part(member, workload)
 
-    config = tiny_config(h=H, steps=2 * H, round={"patience_s": 2.0})
+    config = tiny_config(h=H, steps=2 * H, round={"patience_s": 1.0})
     began_s = time.monotonic()
-    with pytest.raises(RunStopped, match=r"round 1 has waited 2 s for s2 .* quorum of 2; bring"):
+    with pytest.raises(RunStopped, match=r"round 1 has waited 1 s for s2 .* quorum of 2; bring"):
         run_tiny(tmp_path, config, part=part)
     assert time.monotonic() - began_s < 10
     assert len(told) > 1
@@ -237,7 +237,7 @@ def test_a_lost_evaluator_is_replaced_or_asked_again_or_missed_for_as_long_as_pa
     sites: int, returns: bool, judge: str, tmp_path: Path
 ) -> None:
     config = tiny_config(
-        sites=sites, h=H, steps=2 * H, round={"patience_s": 1.0 if not judge else 60.0}
+        sites=sites, h=H, steps=2 * H, round={"patience_s": 0.4 if not judge else 60.0}
     )
     lost = {"s1": Gated(judges=False)}
     ran = Federation(tmp_path, config, None, lost, then=lambda: returns).result(20.0)

@@ -20,7 +20,7 @@ from tests.planes import RUN, Bench
 
 PATIENCE_S = 1.0
 CHUNK = 1 << 12
-NUM_CHUNKS = 16
+NUM_CHUNKS = 8
 
 
 class Opening:

@@ -34,19 +34,6 @@ def findings(evaluation: Evaluation, live: list[str]) -> list[Finding]:
     return [find(reports) for reports in evaluation.found(live)]
 
 
-def test_of_shared_data_one_site_is_asked_that_keeps_up() -> None:
-    evaluation = Evaluation(asks_all=False)
-    assert evaluation.choose(["s1", "s2"], []) == ["s1"]
-    assert evaluation.choose(["s1", "s2"], ["s2"]) == ["s2"]
-    assert not evaluation.is_idle(["s1", "s2"])
-    assert evaluation.is_idle(["s1"])
-    evaluation.hear("s2", report(3, 2.0))
-    (finding,) = findings(evaluation, ["s1", "s2"])
-    assert (finding.sites, finding.version, finding.figures["fd"]) == (("s2",), 3, 2.0)
-    assert findings(evaluation, ["s1", "s2"]) == []
-    assert evaluation.choose([], []) == []
-
-
 def test_of_own_data_all_are_asked_and_their_data_measured_together() -> None:
     evaluation = Evaluation(asks_all=True)
     live = ["s1", "s2", "s3"]

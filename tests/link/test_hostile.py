@@ -305,7 +305,7 @@ def test_names_of_a_site_that_has_new_ones_each_time_come_to_an_end(tmp_path: Pa
 def test_initial_weights_come_from_another_site_where_the_first_fails(
     tmp_path: Path, does: str
 ) -> None:
-    config = tiny_config(sites=2, round={"patience_s": 10.0})
+    config = tiny_config(sites=2, round={"patience_s": 3.0})
     expected = run_tiny(tmp_path / "a", config).hashes
     lying: list[str] = []
 

@@ -150,8 +150,8 @@ def test_a_word_said_while_the_stream_is_broken_arrives_once_it_is_back(
 def test_a_slow_link_is_no_standstill_and_a_slow_encoder_costs_a_question(
     tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    bench = Bench(tmp_path, num_values=250_000, chunk_bytes=1 << 20)
-    monkeypatch.setattr(rpc, "STALL_S", 0.2)  # a chunk takes ten times as long
+    bench = Bench(tmp_path, num_values=125_000, chunk_bytes=1 << 20)
+    monkeypatch.setattr(rpc, "STALL_S", 0.2)  # a chunk takes five times as long
     failures, failed = [], rpc.Patience.failed
 
     def note(self: rpc.Patience, error: grpc.RpcError) -> None:

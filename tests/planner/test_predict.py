@@ -73,15 +73,6 @@ def test_a_round_beyond_the_policy_s_patience_is_told() -> None:
     assert math.isnan(found.utilisation)
 
 
-@pytest.mark.parametrize("name", ["sync", "local_sgd"])
-def test_runs_that_take_the_same_time_are_simulated_once(name: str) -> None:
-    asked = question(("strategy", "h") if name != "sync" else ("strategy",), strategy=name, h=0)
-    cache: dict[object, Any] = {}
-    first, *_ = candidates(asked)
-    assert predict(first, asked, cache).utilisation == predict(first, asked, cache).utilisation
-    assert len(cache) == 1
-
-
 def ranked(asked: Question) -> list[Prediction]:
     cache: dict[object, Any] = {}
     return rank([predict(candidate, asked, cache) for candidate in candidates(asked)], asked)

@@ -12,9 +12,11 @@ REPORT = Report(1, {"fd": 1.0})
 def test_of_shared_data_another_site_is_asked() -> None:
     evaluation = Evaluation(asks_all=False)
     assert evaluation.choose(SITES, SITES) == ["s1"]
-    assert evaluation.choose(SITES, SITES) == ["s2"]
+    assert evaluation.choose(SITES, ["s2"]) == ["s2"]
+    assert not evaluation.is_idle(SITES) and evaluation.is_idle(["s1"])
     evaluation.hear("s2", REPORT)
-    assert evaluation.found(SITES) == [{"s2": REPORT}]
+    assert evaluation.found(SITES) == [{"s2": REPORT}] and evaluation.found(SITES) == []
+    assert evaluation.choose([], []) == []
     assert evaluation.choose(SITES, SITES) == ["s1"]
 
 

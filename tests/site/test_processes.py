@@ -383,9 +383,9 @@ def upload_slowly() -> Ended:
 
     upload, timeout = LoopbackLink.upload, module.TIMEOUT
 
-    def slow(self: Any, *given: Any) -> Any:
-        time.sleep(2.0)
-        return upload(self, *given)
+    def slow(self: Any, header: Any, payload: Any) -> Any:
+        time.sleep(2.0 * (header.kind == header.CONTRIBUTION))
+        return upload(self, header, payload)
 
     module.TIMEOUT, module.WAKE_S = datetime.timedelta(seconds=1), 0.2
     LoopbackLink.upload = slow  # type: ignore[method-assign]

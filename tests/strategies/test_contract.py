@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from fedwan import simulation
 from fedwan.app import load_strategy, strategy_names
 from fedwan.codecs import plain
 from fedwan.config import Config, InnerConfig, OuterConfig
@@ -122,9 +121,7 @@ def test_a_run_bears_a_site_that_dies_at_a_third_and_returns_at_two_thirds(
     quorum: int,
     more: dict[str, Any],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(simulation, "STANDSTILL_S", 0.3)
     h = 1 if name in GRADIENTS else 6
     rounds: dict[str, Any] = {"quorum": quorum, "patience_s": 30.0}
     sections = {"stream": {"fragments": 2}} if name in STREAMS else {}

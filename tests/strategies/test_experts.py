@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import fedwan
-from fedwan import simulation
 from fedwan.app import load_run
 from fedwan.errors import ConfigError
 from fedwan.models.experts import Experts
@@ -99,10 +98,7 @@ def test_a_site_holds_moments_of_its_own_expert_and_the_others_once(tmp_path: Pa
 
 
 @pytest.mark.parametrize("leaves_at", [0.0, 0.3])
-def test_a_site_that_is_killed_costs_no_bit(
-    leaves_at: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(simulation, "STANDSTILL_S", 0.3)
+def test_a_site_that_is_killed_costs_no_bit(leaves_at: float, tmp_path: Path) -> None:
     inner = {"velocity": ADAM}
     undisturbed = run(tmp_path / "a", inner)
     ran = run(tmp_path / "b", inner, absences={"s2": Absence(leaves_at, 0.9)})

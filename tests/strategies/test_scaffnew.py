@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from fedwan import simulation
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.policy import RoundPolicy
@@ -117,7 +116,6 @@ def test_it_does_after_a_site_came_back_or_all_begin_anew(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(simulation, "STANDSTILL_S", 0.3)
     monkeypatch.setattr(
         RoundPolicy, "decide", lambda _, num, *args: "close" if num == SITES else "wait"
     )
