@@ -65,13 +65,16 @@ def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     now = _run(case, steps, seed)
     found = now.parties[HOSTILE]
     refusals = [row for row in now.journal if row["event"] == "rejected"]
+    others = [row for row in refusals if row["site"] != HOSTILE]
+    for row in others[:5]:
+        print(f"{row['site']} is named: {row['text']}", flush=True)
     return {
         "case": case.name,
         "messages": sum(found["sent"].values()),
         "refused": sum(found["answers"].values()) - found["answers"].get("OK", 0),
         "rejected": now.summary["rejected"],
         "same": now.summary["global_sha256"] == before.summary["global_sha256"],
-        "named": {row["site"] for row in refusals} <= {HOSTILE},
+        "named": bool(refusals) and not others,
         "strange": found["answers"].get("UNKNOWN", 0) + now.log.count("Traceback"),
         "round": round(_round_s(now) / _round_s(before), 2),
         "memory": round(_rss(now) / _rss(before), 2),
