@@ -115,6 +115,12 @@ def _leaves(
 def _fault(key: str, value: Any, schema: type, error: OmegaConfBaseException) -> str:
     """What is wrong with one value."""
     if isinstance(error, ConfigKeyError):
+        if kind_at(schema, key) is not None:  # a key of a file, with its dots
+            *above, leaf = key.split(".")
+            nested = f"{leaf}: {value}"
+            for part in reversed(above):
+                nested = f"{part}: {{{nested}}}"
+            return f"unknown key {key!r} (= {value!r}); in a file, write it as {nested}"
         return f"unknown key {key!r} (= {value!r}); {_meant(key, schema)}"
     kind = kind_at(schema, key)
     if not _is_group(kind):

@@ -98,6 +98,11 @@ def strategy_names() -> list[str]:
     return _names("strategies")
 
 
+def workload_names() -> list[str]:
+    """The same of recipes."""
+    return _names("sites")
+
+
 def _load(key: str, name: str, folder: str) -> ModuleType:
     pages, what = _pages(folder), f"{key} = {name!r}"
     if name in pages:

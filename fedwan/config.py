@@ -273,6 +273,15 @@ class PrivacyConfig:
         """Whether there is privacy, and of this unit."""
         return self.epsilon > 0 and self.name == name
 
+    def broken_promise(self, num: int, units: str) -> str:
+        """What is wrong with `delta` where so many are protected; empty where nothing is."""
+        if self.delta * num < 1:
+            return ""
+        return (
+            f"privacy.delta = {self.delta} is no promise to {num} {units}; set it well "
+            f"below 1 / {num}, as in privacy.delta=1e-05"
+        )
+
 
 @dataclass
 class CheckpointConfig:
@@ -451,6 +460,8 @@ def _together(config: Config) -> Iterator[str]:
     link = config.link
     if config.round.quorum > (sites := config.num_sites):
         yield f"round.quorum = {config.round.quorum} is out of range; choose 0 to sites ({sites})"
+    if config.privacy.is_of("site") and (broken := config.privacy.broken_promise(sites, "sites")):
+        yield broken
     if link.listen == link.door and not link.listen.endswith(":0"):
         yield f"link.door = {link.door!r} is link.listen as well; give the front door another port"
 

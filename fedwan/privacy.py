@@ -43,11 +43,8 @@ class Spending:
         self, budget: PrivacyConfig, num_units: int, units: str, rate: float, num_steps: int
     ) -> None:
         """Of `num_units` units, each of which comes into a step with a probability, `rate`."""
-        if budget.delta * num_units >= 1:
-            raise ConfigError(
-                f"privacy.delta = {budget.delta} is no promise to {num_units} {units}; set it well "
-                f"below 1 / {num_units}, as in privacy.delta=1e-05"
-            )
+        if broken := budget.broken_promise(num_units, units):
+            raise ConfigError(broken)
         self.steps = 0
         """That noise was made for."""
         self.budget = budget

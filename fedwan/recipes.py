@@ -67,9 +67,7 @@ MERGES = (
     Needs("round.merge", lambda c, _: not c.round.least_steps, "round.least_steps=0"),
     *(
         # Of values that few sites send, nearly all are 0 in the middle.
-        Needs(
-            f"round.merge={rule}", lambda c, _: c.codec.up != "topk2", "round.merge=centered_clip"
-        )
+        Needs(f"round.merge={rule}", lambda c, _: c.codec.up != "topk2", "codec.up=int4, not topk2")
         for rule in ("trimmed_mean", "median")
     ),
 )
@@ -222,8 +220,8 @@ def _unmaskable(config: Config, strategy: Strategy) -> Iterator[str]:
     if not is_sum or strategy.hook or strategy.share or strategy.policy.arrivals_from is not None:
         yield (
             f"{what} does not go with strategy {config.strategy!r}, which does more with "
-            "contributions than to add them up; set strategy=diloco, streaming_diloco or "
-            "local_sgd, or codec.up=int4"
+            "contributions than to add them up; set strategy=diloco, streaming_diloco, "
+            "sparse_loco or local_sgd, or codec.up=int4"
         )
     if not LEAST_SITES <= sites <= MOST_SITES:
         yield (

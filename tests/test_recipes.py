@@ -79,7 +79,7 @@ def test_what_a_strategy_does_not_follow_is_refused_with_one_that_does(
         ("strategy=scaffnew stream.tau=2", "stream.tau = 2"),
         ("strategy=scaffnew round.merge=median", "round.merge = 'median' has no effect with"),
         ("strategy=async_diloco round.merge=median", "has no effect .* set strategy="),
-        ("round.merge=median:1 codec.up=topk2", "'median:1' needs round.merge=centered_clip; set"),
+        ("round.merge=median:1 codec.up=topk2", "'median:1' needs codec.up=int4, not topk2; set"),
         ("round.merge=median round.least_steps=1", "'median' needs round.least_steps=0; set"),
         (
             "round.merge=median round.quorum=3 round.max_staleness=1",

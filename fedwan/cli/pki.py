@@ -62,9 +62,13 @@ def request(
     The key stays in DIR. A DIR that has one keeps it.
     """
     from fedwan.link import pki
+    from fedwan.link.certificates import COORDINATOR
 
     fingerprint = pki.request(directory, name, host or [])
     typer.echo(f"request {directory / 'identity.csr'}: bring it to the authority to be signed")
+    if name == COORDINATOR:
+        hosts = [*(host or []), "localhost", "127.0.0.1"]
+        typer.echo(f"hosts   {', '.join(hosts)}; sites dial it at one of them, --host adds some")
     typer.echo(f"key     {fingerprint}")
 
 

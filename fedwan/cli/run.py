@@ -158,14 +158,18 @@ def coordinator(
 
 def site(
     path: Annotated[Path, argument("SITE.yaml", "The site's file.")],
-    words: Words = None,
+    words: Annotated[
+        list[str] | None,
+        argument("[KEY=VALUE]...", "Keys of the file, such as data.path=/data; they beat it."),
+    ] = None,
 ) -> None:
     """Serve a site: take part in whatever the coordinator runs, until stopped.
 
     SITE.yaml has four keys: site (its name), identity (the folder that `fedwan pki request` made),
     door (host:port of the coordinator's front door) and dir (for checkpoints and logs).
 
-    It may have more: data.path, data.show_samples, command and recipes; see docs/deploy.md.
+    It may have more: data.path, data.show_samples, command, folder, recipes and bundles; see
+    docs/deploy.md.
     """
     from fedwan.flower.site_file import find_command, load_site
 

@@ -68,7 +68,9 @@ class Forwarder(Relay):
                 self._said, self._has_met = "", True
                 _log.info("front door %s answers", self._door)
             if answer.status_code == 401:
-                self._lost = "the coordinator's SuperLink is a new one"
+                self._lost = (
+                    "the coordinator's SuperLink is a new one, or another has this identity"
+                )
             if path == _GET_FAB and is_good:
                 try:
                     await asyncio.to_thread(check_bundle, bytes(answer.body), self._bundles)

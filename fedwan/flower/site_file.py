@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -12,10 +13,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from fedwan._config_tree import check_address, overlay, parse_words, read_yaml
-from fedwan.app import app_folders
+from fedwan.app import app_folders, workload_names
 from fedwan.config import COMMAND, SITE, Config
 from fedwan.errors import ConfigError
 from fedwan.files import replace_text
+from fedwan.names import nearest
 from fedwan.site.assignment import meeting_folder
 
 VARIABLE = "FEDWAN_SITE"
@@ -67,6 +69,15 @@ def load_site(path: Path, words: Sequence[str] = ()) -> SiteFile:
         if not getattr(settings, key):
             raise ConfigError(f"{str(path)!r} has no {key!r}; add a line {key}: …")
     check_address("door", settings.door)
+    for bundle in settings.bundles:
+        if not re.fullmatch("[0-9a-f]{64}", bundle):
+            raise ConfigError(
+                f"bundles = {bundle!r} is no SHA-256 of code; copy the one that the refusal tells"
+            )
+    names = workload_names() if settings.recipes else []
+    for recipe in settings.recipes:
+        if "." not in recipe and recipe not in names:
+            raise ConfigError(f"recipes = {recipe!r} is not installed here{nearest(recipe, names)}")
     base = path.parent.absolute()
     for key in ("folder", "identity", "dir"):
         setattr(settings, key, str(base / getattr(settings, key)))

@@ -102,6 +102,9 @@ class Admission:
         self._has_warned = False
         self._gone_s = 0.0
         """When the file was first missed; 0 while it is there."""
+        for issuer, crl in self._lists.items():
+            if _has_lapsed(crl):
+                self._warn(issuer)
 
     def objection(self, certificate: x509.Certificate) -> str:
         """Why a certificate, which TLS has verified, is not served now; empty if it is.
@@ -121,9 +124,12 @@ class Admission:
             why = self._objection(certificate)
             if isinstance(why, Lapse) and not self._has_warned:
                 self._has_warned = True
-                path, text = self._folder / "crl.pem", certificate.issuer.rfc4514_string()
-                _log.warning("%s has no valid list of %s: copy a new one there", path, text)
+                self._warn(certificate.issuer)
             return why
+
+    def _warn(self, issuer: x509.Name) -> None:
+        path, text = self._folder / "crl.pem", issuer.rfc4514_string()
+        _log.warning("%s has no valid list of %s: copy a new one there", path, text)
 
     def _objection(self, certificate: x509.Certificate) -> str:
         expires, issuer = certificate.not_valid_after_utc, certificate.issuer
@@ -134,11 +140,15 @@ class Admission:
         if issuer not in self._lists:
             return "is of an authority without a revocation list here"
         crl = self._lists[issuer]
-        if crl.next_update_utc is not None and crl.next_update_utc <= now():
+        if _has_lapsed(crl):
             return _LAPSE
         if crl.get_revoked_certificate_by_serial_number(certificate.serial_number) is not None:
             return _REVOKED
         return ""
+
+
+def _has_lapsed(crl: x509.CertificateRevocationList) -> bool:
+    return crl.next_update_utc is not None and crl.next_update_utc <= now()
 
 
 def _read_lists(folder: Path) -> dict[x509.Name, x509.CertificateRevocationList]:

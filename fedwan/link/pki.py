@@ -46,14 +46,18 @@ def request(folder: Path, name: str, hosts: Sequence[str] = ()) -> str:
         raise IdentityError(f"hosts are the coordinator's; site {name!r} is dialled by nobody")
     names = x509.SubjectAlternativeName(certificates.alternative_names(name, hosts))
     builder = x509.CertificateSigningRequestBuilder().subject_name(certificates.name_of(name))
-    path = folder / "identity.key"
+    path, before = folder / "identity.key", folder / "identity.csr"
+    if before.exists():
+        other = common_name(certificates.parse_request(before.read_bytes(), f"request {before}"))
+        if other != name:
+            raise IdentityError(f"{folder} is {other}'s; give {name!r} a folder of its own")
     with _writing(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.exists():
             _write_key(path, certificates.new_key(), None)
         key = _read_key(path, None)
         made = builder.add_extension(names, critical=False).sign(key, hashes.SHA256())
-        replace_bytes(folder / "identity.csr", made.public_bytes(PEM))
+        replace_bytes(before, made.public_bytes(PEM))
     return certificates.fingerprint(key.public_key())
 
 

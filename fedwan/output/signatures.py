@@ -61,7 +61,10 @@ class Signatures:
         try:
             shown = read_certificate(name, role, pem, self._authorities)
         except IdentityError as error:
-            mend = f"; {self._ca} has to be the ca.crt of the coordinator's identity"
+            mend = (
+                f"; {self._ca} has to be the ca.crt of the coordinator's identity, and of a run "
+                "that changed its authority, all of them in one file"
+            )
             raise IdentityError(f"{error}{mend if self._ca else ''}") from None
         if (key := fingerprint(shown.public_key())) not in self._keys[name]:
             self._keys[name].append(key)

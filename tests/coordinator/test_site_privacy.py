@@ -224,6 +224,7 @@ def test_a_site_that_is_left_alone_gets_the_noise_too(tmp_path: Path) -> None:
         ("checkpoint.every=2", "checkpoint.every=1"),
         ("inner.velocity.state=average", "keep or reset"),
         ("sites=1", "sites=2 or more"),
+        ("privacy.delta=0.5", "no promise to 3 sites; .*as in privacy.delta=1e-05"),
         ("privacy.epsilon=0", "privacy.epsilon=8"),
         ("privacy.unit=person", "none of sample, site"),
         ("privacy.unit=site:-1", "write it like site:0.5"),

@@ -56,7 +56,9 @@ def test_what_a_service_passes_on_is_read_as_it_was(
     folder = tmp_path / 'it\'s "$x"'
     data = SiteData("/data of ours", True)
     command = "python 'my train.py' --x=\"${y}: 1\""
-    site = SiteFile("s1", "/pki/s1", "a.b:1", "/state", data, command, ["gan"], ["0a"], "/scripts")
+    site = SiteFile(
+        "s1", "/pki/s1", "a.b:1", "/state", data, command, ["gan"], ["0a" * 32], "/scripts"
+    )
     site.write(folder / "site.yaml")
     monkeypatch.setenv(VARIABLE, str(folder / "site.yaml"))
     assert given_site() == site
@@ -74,6 +76,9 @@ def test_what_a_service_passes_on_is_read_as_it_was(
         (GOOD.replace("door: coordinator.example.com:7444\n", ""), "has no 'door'; add a line"),
         (GOOD.replace(":7444", ""), "door = 'coordinator.example.com' is no host:port"),
         ("", "has no 'site'"),
+        (GOOD + "data.path: /srv\n", "in a file, write it as data: {path: /srv}"),
+        (GOOD + "bundles: [abc]\n", "bundles = 'abc' is no SHA-256"),
+        (GOOD + "recipes: [flw]\n", "'flw' is not installed here; did you mean 'flow'?"),
     ],
 )
 def test_a_wrong_file_is_one_clear_line(tmp_path: Path, text: str, says: str) -> None:

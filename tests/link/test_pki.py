@@ -140,6 +140,9 @@ def test_what_is_no_good_request_is_refused_in_one_line(
     with pytest.raises(IdentityError, match="cannot be read"):
         authority.sign(tmp_path / "none.csr")
     assert not list((authority.directory / "ca" / "issued").iterdir())
+    pki.request(tmp_path / "identity", "s1")
+    with pytest.raises(IdentityError, match="is s1's; give 's9' a folder of its own"):
+        pki.request(tmp_path / "identity", "s9")
 
 
 def test_unsafe_names_hosts_and_lifetimes_are_refused_before_anything_is_made(
