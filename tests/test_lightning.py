@@ -88,6 +88,7 @@ def test_the_callback_changes_no_bit_of_what_the_trainer_does(tmp_path: Path, mo
     torch.testing.assert_close(run.model.state, state_of(children), rtol=0, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "loader", "leave_at"),
     [
@@ -225,6 +226,7 @@ def test_the_documented_script_trains_alone_and_in_a_run(
     assert run.totals.contributions == 10
 
 
+@pytest.mark.slow
 def test_where_lightning_is_missing_it_is_said_what_to_install() -> None:
     hide = "import sys; sys.modules['lightning'] = sys.modules['pytorch_lightning'] = None"
     argv = [sys.executable, "-c", f"{hide}; import fedwan.lightning"]

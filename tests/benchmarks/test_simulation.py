@@ -36,6 +36,7 @@ def test_no_fault_breaks_a_run(part: int) -> None:
     assert not _violations(range(first, first + size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scenario", "seeds"),
     [("diloco", (12, 18)), ("diloco int2", (33, 45)), ("scaffnew", (14, 18))],
@@ -51,6 +52,7 @@ def test_a_site_s_newest_checkpoint_may_rot_without_a_trace_in_the_weights(
     assert "takes the steps to it again" in told and "has no checkpoint" not in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["diloco int2", "async", "drawn"])
 def test_a_seed_repeats_a_run_exactly(scenario: str) -> None:
     first, second = (simulate_seed(7, scenario).trace for _ in range(2))

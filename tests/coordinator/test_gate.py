@@ -144,6 +144,7 @@ def test_a_counter_beyond_what_steps_can_count_moves_the_global_one_by_no_more(
     assert counters and all(int(value) < (13_000 if is_early else 100) for value in counters)
 
 
+@pytest.mark.slow
 def test_a_hostile_site_does_not_end_the_run_of_a_quorum(tmp_path: Path) -> None:
     config = four_sites(round={"quorum": 3, "patience_s": 60.0})
     run = ran(tmp_path, config, lambda link: GrowingLink(link, range(6, 99), is_hostile=True))

@@ -31,6 +31,7 @@ def config_of(strategy: str = "diloco", **sections: Any) -> Config:
     return tiny_config(strategy, sites=3, **sections)
 
 
+@pytest.mark.slow
 def test_all_sites_end_on_the_same_weights_and_so_does_a_run_that_was_resumed(
     tmp_path: Path,
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_sum_that_sites_have_been_asked_about_outlives_the_coordinator(
         run_tiny(tmp_path / "c", config, resume=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["streaming_diloco", "local_sgd"])
 def test_a_round_does_without_a_site_that_is_gone(tmp_path: Path, strategy: str) -> None:
     h = 4 if strategy == "streaming_diloco" else 2
@@ -151,6 +153,7 @@ def test_keys_that_would_end_other_sites_are_refused(
     assert "masking keys are refused" in masking.objection("s1", other)
 
 
+@pytest.mark.slow
 def test_over_real_connections_a_run_under_masks_ends_on_the_same_bits(
     tmp_path: Path, identities: Path
 ) -> None:

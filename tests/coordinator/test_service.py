@@ -31,6 +31,7 @@ from tests.planes import Bench, Wires, dialling, eventually, in_thread, serving
 from tests.support import NET, TinyWorkload, run_tiny, take_part, tiny_config
 
 
+@pytest.mark.slow
 def test_a_run_over_mutual_tls_gives_the_same_bits_though_connections_break(
     tmp_path: Path, identities: Path
 ) -> None:

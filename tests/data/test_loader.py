@@ -130,6 +130,7 @@ def test_the_state_of_another_shard_is_refused() -> None:
         numbers(11, 4).load_state_dict(source.state_dict())
 
 
+@pytest.mark.slow
 def test_batches_of_a_data_set_that_draws_are_the_same_with_workers_and_when_resumed() -> None:
     torch.manual_seed(0)
     plain, ahead = loader(Noisy(), 4), loader(Noisy(), 4, workers=2)

@@ -68,6 +68,7 @@ def test_sites_of_the_example_step_on_batches_of_their_own(tmp_path: Path) -> No
     assert not set(first) & set(second)
 
 
+@pytest.mark.slow
 def test_the_strategy_of_the_example_trains_and_sends_half(own_app: Path) -> None:
     words = "workload=flow data.name=ring8 model.width=64 sites=2 h=6 steps=24 eval.every=0".split()
     config = load_run(None, ["strategy=fed_adam", *words])
@@ -84,6 +85,7 @@ def test_the_strategy_of_the_example_trains_and_sends_half(own_app: Path) -> Non
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_the_recipe_of_the_example_learns_its_own_data(own_app: Path) -> None:
     words = "workload=moons sites=2 h=20 steps=200 inner.velocity.lr=0.01 site.accumulate=2".split()
     simulate(load_run(None, words), own_app / "run")

@@ -96,6 +96,7 @@ def test_a_sites_fleet_call_reaches_superlink_and_back(
     assert {k.lower(): v for k, v in sent_headers.items()}["flwr-signature"] == "abc"
 
 
+@pytest.mark.slow
 def test_connections_that_say_nothing_are_few_and_soon_ended_and_a_site_goes_on(
     identities: Path,
     superlink: Any,
@@ -260,6 +261,7 @@ def test_superlink_away_or_in_trouble_is_503_which_flower_tries_again(
             assert client.post(url(nowhere)).status_code == 503
 
 
+@pytest.mark.slow
 def test_a_supernodes_call_waits_for_a_door_that_comes_later_and_no_other_leaves_the_site(
     identities: Path, superlink: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -373,6 +375,7 @@ def test_a_list_that_lapsed_at_the_coordinator_keeps_a_site_waiting_for_another(
         assert waiting().status_code == 200 and forwarder.refusal is None
 
 
+@pytest.mark.slow
 def test_a_stranger_in_the_door_s_place_ends_no_site_that_it_has_answered(
     identities: Path, foreign_identities: Path, superlink: Any
 ) -> None:

@@ -168,6 +168,7 @@ def test_a_federation_moves_to_a_second_authority_while_it_trains(
                 old.join(bench.hello("s1"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("why", "says"),
     [

@@ -38,6 +38,7 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> Cached:
     return Cached(model, path, not torch.equal(torch.random.get_rng_state(), before))
 
 
+@pytest.mark.slow
 def test_it_knows_held_out_digits(cached: Cached) -> None:
     _, held_out = find_source("digits").load()
     features, logits = cached.model(held_out.x)
@@ -46,6 +47,7 @@ def test_it_knows_held_out_digits(cached: Cached) -> None:
     assert float((logits.argmax(dim=1) == held_out.y).double().mean()) > 0.97
 
 
+@pytest.mark.slow
 def test_it_is_trained_to_the_same_bits_whatever_the_global_generator_and_threads(
     cached: Cached,
 ) -> None:

@@ -78,6 +78,7 @@ def ranked(asked: Question) -> list[Prediction]:
     return rank([predict(candidate, asked, cache) for candidate in candidates(asked)], asked)
 
 
+@pytest.mark.slow
 def test_the_fewest_bytes_win_among_those_that_compute_enough() -> None:
     asked = question()
     best, *others = found = ranked(asked)

@@ -35,6 +35,7 @@ def ema(folder: Path) -> dict[str, Tensor]:
     return select_prefix("ema", tensors)
 
 
+@pytest.mark.slow
 def test_the_judges_weight_changes_the_students_gradient_alone(mlp_teacher: Path) -> None:
     # With as many phases as solver steps every jump is one step of the teacher's.
     chosen = [{"student_steps": 6, "adversarial": 0.0}, {"adversarial": 0.0}, {"adversarial": 0.1}]

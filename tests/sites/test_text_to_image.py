@@ -133,6 +133,7 @@ def test_the_vae_takes_large_pictures_in_parts(
     torch.testing.assert_close(made(tmp_path / "parts"), whole)
 
 
+@pytest.mark.slow
 def test_what_was_encoded_of_other_settings_or_data_is_encoded_anew(
     pipeline: Path, pictures: Path, tmp_path: Path
 ) -> None:
@@ -170,6 +171,7 @@ def test_quality_is_measured_on_held_out_captions_in_turn_and_no_picture_more(
     assert torch.equal(captions, held_out.y.repeat(2)[:18])
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_an_adapter_which_alone_travels(
     pipeline: Path, pictures: Path, tmp_path: Path
 ) -> None:

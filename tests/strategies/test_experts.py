@@ -111,6 +111,7 @@ def test_a_site_that_is_killed_costs_no_bit(leaves_at: float, tmp_path: Path) ->
 SMALL = ("data.name=ring8", "data.split=by_label", "sites=2", "steps=8", "h=4", "eval.every=0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["flow", "gan"])
 def test_a_run_leaves_an_ensemble_that_samples_and_is_exported(
     workload: str, tmp_path: Path
@@ -163,6 +164,7 @@ def test_what_cannot_be_drawn_from_one_site_is_refused(words: list[str], what: s
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_student_has_no_experts_for_its_teacher(tmp_path: Path) -> None:
     words = ["workload=flow", "strategy=experts", *SMALL]
     simulate(load_run(None, words), tmp_path)

@@ -104,6 +104,7 @@ def test_what_all_sites_are_corrected_by_sums_to_nothing(
     check_sum(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("up", "options", "num_forgotten"),
     [("fp32", {}, 0), ("fp32", {"every": 100}, 1), ("int4", {"apart": 1}, None)],
