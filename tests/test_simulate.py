@@ -124,7 +124,7 @@ def test_a_site_that_is_late_at_the_end_of_a_run_ends_with_its_weights(tmp_path:
         plain = workload.step
 
         def step(*args: Any) -> Mapping[str, Tensor]:
-            time.sleep(0.3 if member.name == "s3" and len(workload.batches) > 19 else 0.02)
+            time.sleep(0.6 if member.name == "s3" and len(workload.batches) > 19 else 0.02)
             return plain(*args)
 
         workload.step = step  # type: ignore[method-assign]
