@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from types import ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedwan import outer
 from fedwan._config_tree import keys_of, value_at
@@ -29,10 +29,13 @@ from fedwan.state import Layout, State, layout_of
 from fedwan.strategy import Overlap, Strategy
 from fedwan.uses import Faults, Needs, Uses, fill, followed, unmet, unused
 from fedwan.weights import check_initial
-from fedwan.workloads.base import NetworkKind, Workload
+from fedwan.workloads.base import NetworkKind
 from fedwan.workloads.home import staying_home
 from fedwan.workloads.optim import moment_layout
 from fedwan.workloads.settings import build_nowhere
+
+if TYPE_CHECKING:
+    from fedwan.workloads.descent import Descent
 
 OPTIONAL = (
     *("h", "outer.*.lr", "outer.*.momentum", "network.*.h", "network.*.exclude"),
@@ -274,7 +277,7 @@ def check_built(config: Config, workload: ModuleType, strategy: Strategy) -> Non
     faults.tell()
 
 
-def travelling(config: Config, built: Workload) -> Layout:
+def travelling(config: Config, built: Descent) -> Layout:
     """What sites send of a workload's networks, moments too where `inner` has them averaged."""
     trained = {name: built.networks[name] for name in built.optimizers}
     # Without memory some recipes make no optimisers: then all parameters count as held.

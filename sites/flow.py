@@ -159,7 +159,7 @@ class Flow(Simple):
         return flow.sample_flow(velocity, solver, self.shape, labels, seed, *told, drawn)
 
     def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
-        """See `fedwan.workloads.base.Examinable`: has the network learnt its shard by heart?"""
+        """See `fedwan.workloads.base`: has the network learnt its shard by heart?"""
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(train.x.shape, generator=generator).to(self.device)
         sigma = flow.draw_sigma(len(noise), generator, self.model.shift)

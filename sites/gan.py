@@ -184,7 +184,7 @@ class Gan(Descent):
         return torch.cat([clamp_images(forward_drawn(generator, *part)) for part in parts])
 
     def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
-        """See `fedwan.workloads.base.Examinable`: has D learnt its shard, has G collapsed?"""
+        """See `fedwan.workloads.base`: has D learnt its shard, has G collapsed?"""
         discriminator = self.networks["discriminator"]
         latents = self._latents(len(train.x), torch.Generator().manual_seed(seed))
         fake = self.networks["generator"](latents, train.y)

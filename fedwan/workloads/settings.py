@@ -19,7 +19,8 @@ from fedwan.names import nearest
 from fedwan.uses import Faults, fill, unmet, unused
 
 if TYPE_CHECKING:
-    from fedwan.workloads.base import NetworkKind, Workload
+    from fedwan.workloads.base import NetworkKind
+    from fedwan.workloads.descent import Descent
 
 OPTIONAL = (
     *("site.precision", "site.accumulate", "site.recompute"),
@@ -79,7 +80,7 @@ def networks_of(page: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
     return dict.fromkeys(names, "adversarial" if len(names) > 1 else "regression")
 
 
-def build_nowhere(page: ModuleType, config: Config) -> Workload | None:
+def build_nowhere(page: ModuleType, config: Config) -> Descent | None:
     """The workload on torch's meta device, without memory; None if it must read its own values."""
     try:
         with torch.device("meta") as meta:
