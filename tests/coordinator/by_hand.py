@@ -282,9 +282,9 @@ class RunByHand:
             return None
         masking.present = None
         merged: State
-        first = masking.sizes.of(index, version)
+        first = masking.sizes(index, version)
         merged, _ = merger.open(masks, first)
-        masking.sizes.set(index, version + 1, memoryview(first).cast("H").tolist())  # as sent
+        masking.set_sizes(index, version + 1, memoryview(first).cast("H").tolist())  # as sent
         return merged
 
 
