@@ -32,7 +32,7 @@ from fedwan.coordinator.quality import Quality
 from fedwan.coordinator.records import RoundRows, Totals, VersionLines, contribution_row
 from fedwan.coordinator.servicer import Servicer
 from fedwan.coordinator.site_privacy import SitePrivacy
-from fedwan.data.sources import has_own_data
+from fedwan.data.sources import parse_split
 from fedwan.doctor.sampling import Sample
 from fedwan.errors import CheckpointError, RunStopped, UserError
 from fedwan.files import hash_file
@@ -85,8 +85,8 @@ class CoordinatedRun:
         self.hub.masking = Masking(run_id, self._names, quorum) if is_masked else None
         self._registry.least = quorum if is_masked else 1
         # Of a script's data nothing is known: what its sites measure may differ.
-        is_shared = config.workload != COMMAND
-        self.hub.evaluation = Evaluation(has_own_data(config.data), pairs=is_shared)
+        is_shared, is_own = config.workload != COMMAND, parse_split(config.data.split)[0] == "own"
+        self.hub.evaluation = Evaluation(is_own, pairs=is_shared)
         self.cause = ""
         """Why who started the run ends it; empty while nobody does."""
         self._resumed: GlobalModel | None = None
