@@ -23,7 +23,7 @@ from fedwan.fragments import Fragmentation, often, strided, whole
 from fedwan.optim_state import NamedOptimizers
 from fedwan.outer import Transform
 from fedwan.privacy import require_parameters
-from fedwan.protocol.policy import RoundPolicy, barrier
+from fedwan.protocol.policy import RoundPolicy
 from fedwan.protocol.unmasking import LEAST_SITES, majority
 from fedwan.state import Layout, State, layout_of
 from fedwan.strategy import Overlap, Strategy
@@ -364,12 +364,10 @@ def streamed(config: Config, alpha: float = 0.0) -> dict[str, Any]:
 
 
 def barrier_policy(config: Config, *, has_deadline: bool = True) -> RoundPolicy:
-    """Rounds that wait as a resolved `round` asks for."""
+    """Rounds that wait as a resolved `round` asks for: for all sites, unless it has a quorum."""
     rounds = config.round
-    return barrier(
-        *(config.num_sites, rounds.quorum, rounds.patience_s, rounds.max_staleness),
-        has_deadline=has_deadline,
-    )
+    waits = (config.num_sites, rounds.quorum or config.num_sites, rounds.patience_s, has_deadline)
+    return RoundPolicy(*waits, rounds.max_staleness)
 
 
 def on_arrival(config: Config, warmup: int, discount: float = 0.0) -> RoundPolicy:
