@@ -187,10 +187,7 @@ class TextToImage(Simple):
         self._table = {name: files[name] for name in names}
         held_out = Batch(shard.held_out["x"], torch.from_numpy(files["held_out"].copy()))
         train = _Encoded(files["latents"], files["captions"])
-        num = len(self._table[names[0]])
-        return dataclasses.replace(
-            shard, train=train, held_out=held_out, num_classes=num, workers=0, flip=False
-        )
+        return dataclasses.replace(shard, train=train, held_out=held_out, workers=0, flip=False)
 
     def _made_of(self, shard: Shard) -> dict[str, Any]:
         """What decides which latents and embeddings there are, for `_noted`."""

@@ -107,7 +107,7 @@ class TinyWorkload:
 def tiny_shard(site: int, num: int = 20) -> Shard:
     """Points around a place of the site's own; held out are the same at all."""
     points, held_out = _points(site, num), _points(0, num)
-    return Shard(train=InMemory(points), held_out=held_out, num_classes=1, public=False)
+    return Shard(train=InMemory(points), held_out=held_out, public=False)
 
 
 def _points(place: int, num: int) -> Batch:
