@@ -56,6 +56,10 @@ class TinyNetwork(nn.Module):
         return self.again(torch.tanh(self.norm(self.first(x))))
 
 
+def keep_local(networks: Sequence[str]) -> None:
+    """The `Reduce` of strategies whose gradients stay at the site."""
+
+
 class TinyWorkload:
     """Each network learns to turn its points by a right angle, under a little noise."""
 

@@ -63,10 +63,6 @@ class Batch(NamedTuple):
     """Class labels, (batch,), int64."""
 
 
-def keep_local(networks: Sequence[str]) -> None:
-    """The `Reduce` of strategies whose gradients stay at the site."""
-
-
 def share_above(scores: Tensor, others: Tensor) -> Tensor:
     """Share of pairs of (n,) and (m,) in which the score is above; ties count half. In [0, 1].
 

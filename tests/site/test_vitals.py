@@ -11,8 +11,8 @@ from fedwan.doctor.rules import LEAST_DISTINCT
 from fedwan.rng import NamedGenerators
 from fedwan.site import vitals
 from fedwan.site.vitals import Vitals, data_figures, distinct_share
-from fedwan.workloads.base import Batch, keep_local
-from tests.support import ADAM, TinyWorkload, tiny_shard
+from fedwan.workloads.base import Batch
+from tests.support import ADAM, TinyWorkload, keep_local, tiny_shard
 
 
 def images(seed: int = 0) -> Tensor:

@@ -16,9 +16,10 @@ from fedwan.errors import ConfigError
 from fedwan.rng import NamedGenerators
 from fedwan.site.replica import Replica
 from fedwan.state import State, clone
-from fedwan.workloads.base import Batch, Reduce, keep_local
+from fedwan.workloads.base import Batch, Reduce
 from fedwan.workloads.descent import Descent
 from fedwan.workloads.settings import resolve_page
+from tests.support import keep_local
 
 CPU = torch.device("cpu")
 MLP = {"width": 16, "depth": 2, "euler_steps": 6}

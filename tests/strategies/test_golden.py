@@ -20,10 +20,18 @@ from fedwan.protocol.policy import RoundPolicy
 from fedwan.rng import NamedGenerators
 from fedwan.state import State, layout_of, state_of
 from fedwan.strategy import Overlap, Strategy
-from fedwan.workloads.base import keep_local
 from strategies.eager_diloco import Eager, LookAhead
 from strategies.scaffnew import ControlVariates
-from tests.support import ADAM, BATCH, NET, TinyWorkload, run_tiny, tiny_config, tiny_shard
+from tests.support import (
+    ADAM,
+    BATCH,
+    NET,
+    TinyWorkload,
+    keep_local,
+    run_tiny,
+    tiny_config,
+    tiny_shard,
+)
 
 GAN = {"discriminator": ADAM, "generator": ADAM}
 SITES, H, STEPS = 3, 6, 24
