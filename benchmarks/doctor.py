@@ -28,7 +28,7 @@ from benchmarks.harness.stopwatch import Ungenerative
 from benchmarks.harness.table import Row
 from fedwan.data import InMemory, Shard
 from fedwan.rng import NamedGenerators, derive_seed
-from fedwan.workloads.base import Batch, Reduce, Workload
+from fedwan.workloads.base import Batch, Reduce
 
 NUM_TINY, NUM_LEARNT = 8, 48
 """Images that are left of a shard."""
@@ -50,7 +50,7 @@ class Fault(NamedTuple):
     """The networks that it is in, one of which must be named; empty for a site as a whole."""
     workloads: tuple[str, ...] = ("flow", "gan")
     data: Data = lambda batch, draws, seed: batch
-    workload: Callable[[Any, int], Workload] = lambda workload, _: workload
+    workload: Callable[[Any, int], Any] = lambda workload, _: workload
     """(workload, H) to what the site trains instead."""
 
 
@@ -89,14 +89,14 @@ def _copied(batch: Batch, draws: torch.Generator, seed: int) -> Batch:
 # Around the workload -------------------------------------------------------------------------
 
 
-def _fast(workload: Workload, h: int) -> Workload:
+def _fast(workload: Any, h: int) -> Any:
     for optimizer in workload.optimizers.values():
         for group in optimizer.param_groups:
             group["lr"] *= 10
     return workload
 
 
-def _ascending(workload: Workload, h: int) -> Workload:
+def _ascending(workload: Any, h: int) -> Any:
     """A generator whose loss has the wrong sign."""
 
     def flip(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -110,7 +110,7 @@ def _ascending(workload: Workload, h: int) -> Workload:
 
 def _with_extra(
     inner: Any, network: str, loss: Callable[[Batch, NamedGenerators], Tensor]
-) -> Workload:
+) -> Stepped:
     """Takes further steps of one network, against another loss, after each step of all."""
     params = list(inner.networks[network].parameters())
 
@@ -132,7 +132,7 @@ def _fakes(workload: Any, batch: Batch, rng: NamedGenerators) -> Tensor:
     return images
 
 
-def _memorising(workload: Any, h: int) -> Workload:
+def _memorising(workload: Any, h: int) -> Any:
     """A discriminator of many steps and no penalty, on few images."""
 
     def loss(batch: Batch, rng: NamedGenerators) -> Tensor:
@@ -145,7 +145,7 @@ def _memorising(workload: Any, h: int) -> Workload:
     return _with_extra(workload, "discriminator", loss)
 
 
-def _collapsing(workload: Any, h: int) -> Workload:
+def _collapsing(workload: Any, h: int) -> Any:
     """A generator that is drawn to one image: the mean of what it makes."""
 
     def loss(batch: Batch, rng: NamedGenerators) -> Tensor:
@@ -155,7 +155,7 @@ def _collapsing(workload: Any, h: int) -> Workload:
     return _with_extra(workload, "generator", loss)
 
 
-def _stale(workload: Any, h: int) -> Workload:
+def _stale(workload: Any, h: int) -> Any:
     """Begins every round with the weights of some rounds before."""
     past: deque[dict[str, dict[str, Tensor]]] = deque(maxlen=ROUNDS_BEHIND + 1)
     steps = itertools.count()

@@ -41,7 +41,6 @@ from fedwan.data import open_shard
 from fedwan.rng import NamedGenerators
 from fedwan.site.joining import choose_device
 from fedwan.state import Role, TensorSpec
-from fedwan.workloads.base import keep_local
 
 _FEW = ("eval.every=0", "eval.num=2", "checkpoint.every=1000")
 H = 50
@@ -154,7 +153,7 @@ def alone(config: Config, device: torch.device, num: int) -> tuple[Row, float]:
             if step == WARM_UP:
                 wait()
                 began = time.perf_counter()
-            workload.step(next(loader), rng, keep_local)
+            workload.step(next(loader), rng, lambda _: None)
         wait()
         step_s = (time.perf_counter() - began) / num
     finally:

@@ -41,7 +41,6 @@ from fedwan.metrics.features import load_classifier
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.simulation import simulate
 from fedwan.weights import load
-from fedwan.workloads.base import keep_local
 
 SEEDS = 5
 SITES, H, RANK, BATCH = 3, 20, 4, 8
@@ -96,7 +95,7 @@ def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
         for workload, loader, rng in sites:
             _choose(workload, case.way, number)
             for _ in range(H):
-                workload.step(next(loader), rng, keep_local)
+                workload.step(next(loader), rng, lambda _: None)
         if num > 1:
             _merge([workload.networks["denoiser"] for workload, *_ in sites], case.way)
     made, groups = every.make(sites[0][0])

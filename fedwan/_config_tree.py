@@ -279,7 +279,7 @@ def one_of(*choices: str, counted: bool = False) -> Any:
 
 
 def setting(default: Any, valid: Valid) -> Any:
-    """A field of a section with values of its own; other numbers are 0 or more."""
+    """A field of a section, or of a recipe's `Model`, with values of its own."""
     return field(default=default, metadata={"valid": valid})
 
 
@@ -292,15 +292,18 @@ def check_address(key: str, value: str) -> None:
         )
 
 
-def invalid(config: Any) -> Iterator[str]:
-    """A line for each value that its field does not take: the key, the value, what it may be."""
+def invalid(config: Any, usual: Valid | None = NOT_NEGATIVE) -> Iterator[str]:
+    """A line for each value that its field does not take: the key, the value, what it may be.
+
+    Numbers whose field does not say are `usual`.
+    """
     for key, value in leaves_of(config):
         head, _, leaf = key.rpartition(".")
         section = value_at(config, head)
         if isinstance(section, dict):
             continue  # its recipe's to check
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        default = NOT_NEGATIVE if is_number else None
+        default = usual if is_number else None
         valid = section.__dataclass_fields__[leaf].metadata.get("valid", default)
         if valid is not None and value is not None and (fault := valid(value)):
             yield f"{key} = {value!r} {fault}"

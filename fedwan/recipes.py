@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from types import ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedwan import outer
 from fedwan._config_tree import keys_of, value_at
@@ -23,16 +23,19 @@ from fedwan.fragments import Fragmentation, often, strided, whole
 from fedwan.optim_state import NamedOptimizers
 from fedwan.outer import Transform
 from fedwan.privacy import require_parameters
-from fedwan.protocol.policy import RoundPolicy, barrier
+from fedwan.protocol.policy import RoundPolicy
 from fedwan.protocol.unmasking import LEAST_SITES, majority
 from fedwan.state import Layout, State, layout_of
 from fedwan.strategy import Overlap, Strategy
 from fedwan.uses import Faults, Needs, Uses, fill, followed, unmet, unused
 from fedwan.weights import check_initial
-from fedwan.workloads.base import NetworkKind, Workload
+from fedwan.workloads.base import NetworkKind
 from fedwan.workloads.home import staying_home
 from fedwan.workloads.optim import moment_layout
 from fedwan.workloads.settings import build_nowhere
+
+if TYPE_CHECKING:
+    from fedwan.workloads.descent import Descent
 
 OPTIONAL = (
     *("h", "outer.*.lr", "outer.*.momentum", "network.*.h", "network.*.exclude"),
@@ -274,7 +277,7 @@ def check_built(config: Config, workload: ModuleType, strategy: Strategy) -> Non
     faults.tell()
 
 
-def travelling(config: Config, built: Workload) -> Layout:
+def travelling(config: Config, built: Descent) -> Layout:
     """What sites send of a workload's networks, moments too where `inner` has them averaged."""
     trained = {name: built.networks[name] for name in built.optimizers}
     # Without memory some recipes make no optimisers: then all parameters count as held.
@@ -361,12 +364,10 @@ def streamed(config: Config, alpha: float = 0.0) -> dict[str, Any]:
 
 
 def barrier_policy(config: Config, *, has_deadline: bool = True) -> RoundPolicy:
-    """Rounds that wait as a resolved `round` asks for."""
+    """Rounds that wait as a resolved `round` asks for: for all sites, unless it has a quorum."""
     rounds = config.round
-    return barrier(
-        *(config.num_sites, rounds.quorum, rounds.patience_s, rounds.max_staleness),
-        has_deadline=has_deadline,
-    )
+    waits = (config.num_sites, rounds.quorum or config.num_sites, rounds.patience_s, has_deadline)
+    return RoundPolicy(*waits, rounds.max_staleness)
 
 
 def on_arrival(config: Config, warmup: int, discount: float = 0.0) -> RoundPolicy:

@@ -40,7 +40,7 @@ from fedwan.state import (
 from fedwan.workloads.optim import is_moment
 
 if TYPE_CHECKING:
-    from fedwan.workloads.base import Workload
+    from fedwan.workloads.descent import Descent
 
 Shape = tuple[int, ...]
 FORMATS = ("safetensors", "diffusers")
@@ -78,7 +78,7 @@ class Trained:
             refresh()
         return missing
 
-    def workload(self, device: torch.device | str = "cpu") -> Workload:
+    def workload(self, device: torch.device | str = "cpu") -> Descent:
         """The recipe's workload with these weights, in evaluation mode.
 
         Frozen networks and layers are as the recipe builds them, or `init` has them; layers of the
@@ -93,7 +93,7 @@ class Trained:
             )
         from fedwan.app import load_workload
 
-        built: Workload = load_workload(self.config.workload).build(self.config, device)
+        built: Descent = load_workload(self.config.workload).build(self.config, device)
         load_initial(built.networks, self.config.init, self.config.excluded)
         for network in self.networks:
             self.load_into(built.networks[network], network)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedwan._config_tree import setting, span
 from fedwan.config import Config, InnerConfig
 from fedwan.data import num_labels, source_of
 from fedwan.errors import ConfigError
@@ -29,7 +30,6 @@ from fedwan.workloads import flow
 from fedwan.workloads.base import Batch, NetworkKind
 from fedwan.workloads.denoising import Denoising, read_json
 from fedwan.workloads.descent import Simple
-from fedwan.workloads.settings import require_each
 
 NETWORKS: dict[str, NetworkKind] = {"denoiser": "regression"}
 USES = (
@@ -85,11 +85,11 @@ class Model:
 
     path: str = ""
     """A folder of diffusers, at the same path on every machine; a small UNet without."""
-    width: int = 32
+    width: int = setting(32, span(8))
     """Channels of that UNet's first level; each of the next ones has twice as many."""
     scheduler: str = "DDPMScheduler"
     """Of diffusers, where the folder names none."""
-    sampling_steps: int = 50
+    sampling_steps: int = setting(50, span(1))
     """From noise to a sample."""
 
 
@@ -188,7 +188,6 @@ def check(config: Config) -> None:
     """Refuse what cannot be built, and images that the network does not take."""
     config.model["path"] = absolute_path(config.model["path"])
     model = Model(**config.model)
-    require_each(model, width=8, sampling_steps=1)
     parts = Parts(config)
     parts.require_fit()
     if 0 < parts.num_classes < num_labels(config):

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedwan._config_tree import NOT_NEGATIVE, setting, span
 from fedwan.config import Config, DataConfig, InnerConfig
 from fedwan.data import source_of
 from fedwan.data.sources import parse_classes
@@ -46,7 +47,6 @@ from fedwan.workloads.distillation import (
     load_teacher,
     read_teacher,
 )
-from fedwan.workloads.settings import require_each
 
 # What the student learns from moves as well: its own average, and the judge.
 NETWORKS: dict[str, NetworkKind] = {"student": "adversarial", "heads": "adversarial"}
@@ -58,15 +58,15 @@ class Model:
 
     teacher: str = ""
     """Folder of the run that trained the teacher, `workload=flow`: a copy of it at every site."""
-    student_steps: int = 2
+    student_steps: int = setting(2, span(1))
     """Steps from noise to a sample that the student is trained for."""
-    solver_steps: int = 0
+    solver_steps: int = setting(0, NOT_NEGATIVE)
     """Of the teacher, dealt into as many phases; 0 takes those that it is sampled with."""
-    guidance: float = 1.0
+    guidance: float = setting(1.0, NOT_NEGATIVE)
     """How closely a teacher that is told the class follows it; the student needs it no more."""
-    adversarial: float = 0.1
+    adversarial: float = setting(0.1, NOT_NEGATIVE)
     """Weight of the judge in the student's loss; 0 leaves it without a say."""
-    half_life: float = 10.0
+    half_life: float = setting(10.0, NOT_NEGATIVE)
     """Of the student's moving average, the target, in steps; 0 takes the student itself."""
 
 
@@ -112,7 +112,6 @@ def check(config: Config) -> None:
                 f"model.teacher = {model.teacher!r} makes samples of data.{key} = {theirs!r}, not "
                 f"of {ours[key]!r}; set data.{key}={theirs}"
             )
-    require_each(model, student_steps=1, solver_steps=1, adversarial=0, half_life=0, guidance=0)
     if model.student_steps > model.solver_steps:
         raise ConfigError(
             f"model.student_steps = {model.student_steps} is more than model.solver_steps = "

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
+from fedwan._config_tree import NOT_NEGATIVE, POSITIVE, SHARE, one_of, setting, span
 from fedwan.app import num_experts
 from fedwan.config import Config, DataConfig, InnerConfig
 from fedwan.data import num_labels, source_of
@@ -25,7 +26,6 @@ from fedwan.uses import Needs
 from fedwan.workloads import flow
 from fedwan.workloads.base import Batch, NetworkKind, share_above
 from fedwan.workloads.descent import Simple
-from fedwan.workloads.settings import require_each, require_one_of, require_share
 
 NETWORKS: dict[str, NetworkKind] = {"velocity": "regression"}
 HAS_EXPERTS = True
@@ -35,24 +35,24 @@ HAS_EXPERTS = True
 class Model:
     """Settings under `model.*`."""
 
-    network: str = "mlp"
+    network: str = one_of("mlp", "dit")
     """`mlp`, or `dit`, a transformer on patches of images that is told their class."""
-    width: int | None = None
+    width: int | None = setting(None, span(4))
     """Values of its residual stream, or of each token of `dit`; null takes 256, or 64."""
-    depth: int | None = None
+    depth: int | None = setting(None, span(1))
     """Its blocks; null takes 3, or 4 of `dit`."""
     patch: int = 4
     """Side of the patches that `dit` cuts images into."""
-    heads: int = 4
+    heads: int = setting(4, span(1))
     """Of each attention of `dit`."""
-    label_dropout: float = 0.1
+    label_dropout: float = setting(0.1, SHARE)
     """Share of samples whose class `dit` is not told in training."""
-    guidance: float = 1.0
+    guidance: float = setting(1.0, NOT_NEGATIVE)
     """How closely samples of `dit` follow their class, at twice the cost unless it is 1."""
-    shift: float = 1.0
+    shift: float = setting(1.0, POSITIVE)
     """Above 1 moves noise levels of training and sampling towards the noise, as large images
     need."""
-    euler_steps: int = 20
+    euler_steps: int = setting(20, span(1))
     """Steps from noise to a sample."""
 
 
@@ -61,7 +61,6 @@ _OWN = {"mlp": (256, 3, 5e-4), "dit": (64, 4, 3e-3)}
 
 
 def _own(config: Config) -> tuple[int, int, float]:
-    require_one_of("model.network", config.model["network"], _OWN)
     return _OWN[config.model["network"]]
 
 
@@ -83,10 +82,6 @@ DEFAULTS = {
 def check(config: Config) -> None:
     """Refuse what cannot be built."""
     model = Model(**config.model)
-    require_each(model, width=4, depth=1, heads=1, guidance=0, euler_steps=1)
-    require_share(model, "label_dropout")
-    if not 0 < model.shift < math.inf:
-        raise ConfigError(f"model.shift = {model.shift!r} is out of range; choose more than 0")
     if model.guidance != 1 and not model.label_dropout:
         raise ConfigError(
             f"model.guidance = {model.guidance!r} needs velocities without a class, which "
@@ -159,7 +154,7 @@ class Flow(Simple):
         return flow.sample_flow(velocity, solver, self.shape, labels, seed, *told, drawn)
 
     def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
-        """See `fedwan.workloads.base.Examinable`: has the network learnt its shard by heart?"""
+        """See `fedwan.workloads.base`: has the network learnt its shard by heart?"""
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(train.x.shape, generator=generator).to(self.device)
         sigma = flow.draw_sigma(len(noise), generator, self.model.shift)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedwan._config_tree import NOT_NEGATIVE, one_of, setting, span
 from fedwan.app import num_experts
 from fedwan.config import Config, InnerConfig
 from fedwan.data import num_labels, source_of
@@ -24,7 +25,6 @@ from fedwan.uses import Needs
 from fedwan.workloads.adversarial import LOSSES, GanLoss, gradient_penalty
 from fedwan.workloads.base import Batch, NetworkKind, share_above, spread
 from fedwan.workloads.descent import Descent
-from fedwan.workloads.settings import require_each, require_one_of
 
 NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
 HAS_EXPERTS = True
@@ -36,16 +36,16 @@ _LR, _LR_DEEP = 3e-3, 3e-4  # at 32 pixels a side 3e-3 diverges within 200 steps
 class Model:
     """Settings under `model.*`."""
 
-    latents: int = 16
+    latents: int = setting(16, span(1))
     """Normal values that a sample is made from."""
-    width: int = 24
+    width: int = setting(24, span(1))
     """Channels of both networks' finest layer; each coarser one has twice as many, 8 times at
     most."""
-    loss: str = "non_saturating"
+    loss: str = one_of(*LOSSES)
     """`non_saturating`, `hinge` or `relativistic`, see `fedwan.workloads.adversarial`."""
-    gamma: float = 0.3
+    gamma: float = setting(0.3, NOT_NEGATIVE)
     """Weight of the R1 penalty: less lets the discriminator chase single samples."""
-    gamma_fake: float = 0.0
+    gamma_fake: float = setting(0.0, NOT_NEGATIVE)
     """Weight of the R2 penalty, the same at generated samples."""
     spectral_norm: bool = False
     """Whether the discriminator's layers are kept at spectral norm 1 (Miyato et al. 2018)."""
@@ -90,9 +90,6 @@ DEFAULTS = {
 
 def check(config: Config) -> None:
     """Refuse what cannot be built."""
-    model = Model(**config.model)
-    require_each(model, latents=1, width=1, gamma=0, gamma_fake=0)
-    require_one_of("model.loss", model.loss, LOSSES)
     sides = source_of(config.data).shape[1:]
     if sides and not (sides[0] == sides[1] and sides[0] in SIDES):
         below, above = [s for s in SIDES if s < sides[0]], [s for s in SIDES if s > sides[0]]
@@ -184,7 +181,7 @@ class Gan(Descent):
         return torch.cat([clamp_images(forward_drawn(generator, *part)) for part in parts])
 
     def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
-        """See `fedwan.workloads.base.Examinable`: has D learnt its shard, has G collapsed?"""
+        """See `fedwan.workloads.base`: has D learnt its shard, has G collapsed?"""
         discriminator = self.networks["discriminator"]
         latents = self._latents(len(train.x), torch.Generator().manual_seed(seed))
         fake = self.networks["generator"](latents, train.y)

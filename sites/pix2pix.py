@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import l1_loss
 
+from fedwan._config_tree import NOT_NEGATIVE, SHARE, one_of, setting, span
 from fedwan.config import Config, InnerConfig
 from fedwan.data import held_out_of, source_of
 from fedwan.errors import ConfigError
@@ -30,7 +31,6 @@ from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.workloads.adversarial import LOSSES
 from fedwan.workloads.base import Batch, NetworkKind, spread
 from fedwan.workloads.descent import Descent
-from fedwan.workloads.settings import require_each, require_one_of, require_share
 
 NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
 
@@ -39,15 +39,15 @@ NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator":
 class Model:
     """Settings under `model.*`."""
 
-    width: int = 16
+    width: int = setting(16, span(1))
     """Channels of both networks' first layer; the paper has 64."""
-    depth: int = 5
+    depth: int = setting(5, span(2))
     """Times that the generator halves an image; the paper, for 256x256 pixels, has 8."""
-    l1: float = 100.0
+    l1: float = setting(100.0, NOT_NEGATIVE)
     """Weight of the distance to the target, beside the adversarial loss."""
-    dropout: float = 0.5
+    dropout: float = setting(0.5, SHARE)
     """Share of values dropped in the generator's inner layers; 0 drops none."""
-    norm: str = "batch"
+    norm: str = one_of("batch", "instance")
     """What layers normalise: a `batch`, or each image by itself, `instance`, whatever else a site
     has; small images learn far slower with it."""
 
@@ -67,9 +67,6 @@ PAIRS = True
 def check(config: Config) -> None:
     """Refuse what cannot be built."""
     model = Model(**config.model)
-    require_each(model, width=1, depth=2, l1=0)
-    require_share(model, "dropout")
-    require_one_of("model.norm", model.norm, ("batch", "instance"))
     side = source_of(config.data).shape[-1]
     if side % 2**model.depth:
         deepest = (side & -side).bit_length() - 1  # the power of 2 in it

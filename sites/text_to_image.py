@@ -23,6 +23,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor, nn
 
+from fedwan._config_tree import NOT_NEGATIVE, SHARE, setting, span
 from fedwan.config import FILE_NAMES, Config, InnerConfig
 from fedwan.data import Shard, source_of
 from fedwan.errors import ConfigError
@@ -34,7 +35,6 @@ from fedwan.uses import Needs
 from fedwan.workloads.base import Batch, NetworkKind
 from fedwan.workloads.descent import Simple
 from fedwan.workloads.pipelines import PIPELINES, Folder, Told
-from fedwan.workloads.settings import require_each, require_share
 
 _log = logging.getLogger(__name__)
 
@@ -84,19 +84,19 @@ class Model:
 
     path: str = ""
     """The pipeline's folder, at the same path on every machine."""
-    lora: int = 8
+    lora: int = setting(8, NOT_NEGATIVE)
     """Rank of the adapters; 0 trains all of the denoiser."""
     lora_targets: list[str] = field(default_factory=lambda: ["to_q", "to_k", "to_v", "to_out.0"])
     """Layers that have an adapter, by the ends of their names."""
-    caption_dropout: float = 0.1
+    caption_dropout: float = setting(0.1, SHARE)
     """Share of captions that are left out in training, as guidance needs."""
-    min_snr: float = 0.0
+    min_snr: float = setting(0.0, NOT_NEGATIVE)
     """Most that a timestep weighs, as a ratio of signal and noise; usual is 5, 0 is off."""
     prompts: list[str] = field(default_factory=list)
     """Of `samples.png` and `fedwan sample`, in turn; without them samples have no caption."""
-    guidance: float = 4.0
+    guidance: float = setting(4.0, NOT_NEGATIVE)
     """How closely samples follow their caption, at twice the cost unless it is 1."""
-    sampling_steps: int = 25
+    sampling_steps: int = setting(25, span(1))
     """From noise to a sample."""
 
 
@@ -104,8 +104,6 @@ def check(config: Config) -> None:
     """Refuse what cannot be built, and pictures that it does not take."""
     config.model["path"] = absolute_path(config.model["path"])
     model = Model(**config.model)
-    require_each(model, lora=0, min_snr=0, guidance=0, sampling_steps=1)
-    require_share(model, "caption_dropout")
     if config.data.name not in FILE_NAMES:
         raise ConfigError(
             f"data.name = {config.data.name!r} has no captions; set data.name=folder and data.path"
@@ -189,10 +187,7 @@ class TextToImage(Simple):
         self._table = {name: files[name] for name in names}
         held_out = Batch(shard.held_out["x"], torch.from_numpy(files["held_out"].copy()))
         train = _Encoded(files["latents"], files["captions"])
-        num = len(self._table[names[0]])
-        return dataclasses.replace(
-            shard, train=train, held_out=held_out, num_classes=num, workers=0, flip=False
-        )
+        return dataclasses.replace(shard, train=train, held_out=held_out, workers=0, flip=False)
 
     def _made_of(self, shard: Shard) -> dict[str, Any]:
         """What decides which latents and embeddings there are, for `_noted`."""

@@ -10,8 +10,10 @@ and down the updates of all sites.
 
 from __future__ import annotations
 
+from functools import partial
+
 from fedwan.config import Config
-from fedwan.coordinator.server_step import step_inner
+from fedwan.coordinator.server_step import StepInner
 from fedwan.recipes import ARRIVAL, gradients, on_arrival
 from fedwan.strategy import Strategy
 
@@ -21,5 +23,5 @@ DEFAULTS = {"h": 1, "checkpoint.every": 50, **ARRIVAL}
 
 def build(config: Config) -> Strategy:
     """The recipe."""
-    step = step_inner(config.inner, config.steps)
+    step = partial(StepInner, inner=config.inner, num_steps=config.steps)
     return gradients(config, step, on_arrival(config, 0, discount=1.0), clock="samples")

@@ -7,8 +7,10 @@ coordinator mirrors them, and so knows the global weights without being sent the
 
 from __future__ import annotations
 
+from functools import partial
+
 from fedwan.config import Config
-from fedwan.coordinator.server_step import mirror_inner
+from fedwan.coordinator.server_step import MirrorInner
 from fedwan.recipes import MERGES, barrier_policy, gradients
 from fedwan.strategy import Strategy
 
@@ -18,5 +20,5 @@ DEFAULTS = {"h": 1, "checkpoint.every": 50}
 
 def build(config: Config) -> Strategy:
     """The recipe."""
-    step = mirror_inner(config.inner, config.steps)
+    step = partial(MirrorInner, inner=config.inner, num_steps=config.steps)
     return gradients(config, step, barrier_policy(config, has_deadline=False))

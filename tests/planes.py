@@ -31,7 +31,7 @@ from fedwan.link.rpc import ByteCounter, Stub
 from fedwan.link.server import DataPlane
 from fedwan.link.tls import Identity, now
 from fedwan.protocol.agreement import Agreement, Claim
-from fedwan.protocol.policy import barrier
+from fedwan.protocol.policy import RoundPolicy
 from fedwan.protocol.registry import Registry
 from fedwan.state import Layout, Role, State, TensorSpec, hash_state, layout_to_json
 from fedwan.strategy import Strategy
@@ -72,7 +72,7 @@ class Bench:
     ) -> None:
         self.layout = layout_of_size(num_values)
         step = step_outer({"net": outer.sgd(lr=1.0)})  # the mean of the sites'
-        policy = barrier(len(sites), 0, 60.0)
+        policy = RoundPolicy(len(sites), len(sites), 60.0)
         self.strategy = Strategy("delta", 1, whole, step, fp32(), fp32(), policy)
         self.events: list[tuple[str, str | None, str]] = []
         self.details: list[dict[str, Any]] = []

@@ -56,6 +56,10 @@ class TinyNetwork(nn.Module):
         return self.again(torch.tanh(self.norm(self.first(x))))
 
 
+def keep_local(networks: Sequence[str]) -> None:
+    """The `Reduce` of strategies whose gradients stay at the site."""
+
+
 class TinyWorkload:
     """Each network learns to turn its points by a right angle, under a little noise."""
 
@@ -107,7 +111,7 @@ class TinyWorkload:
 def tiny_shard(site: int, num: int = 20) -> Shard:
     """Points around a place of the site's own; held out are the same at all."""
     points, held_out = _points(site, num), _points(0, num)
-    return Shard(train=InMemory(points), held_out=held_out, num_classes=1, public=False)
+    return Shard(train=InMemory(points), held_out=held_out, public=False)
 
 
 def _points(place: int, num: int) -> Batch:

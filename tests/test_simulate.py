@@ -27,7 +27,7 @@ from fedwan.site import stub
 from fedwan.site.place import Place
 from fedwan.site.site import Membership
 from fedwan.state import State, state_of
-from fedwan.workloads.base import Batch, keep_local
+from fedwan.workloads.base import Batch
 from strategies import diloco, local_sgd, sync
 from tests.planes import eventually
 from tests.support import (
@@ -40,6 +40,7 @@ from tests.support import (
     WrappedLink,
     build_strategy,
     hub_of,
+    keep_local,
     run_tiny,
     same_bits,
     take_part,

@@ -26,13 +26,13 @@ from fedwan.site.recipe import train
 from fedwan.site.replica import Replica
 from fedwan.site.site import Membership
 from fedwan.state import read_tensors, select_prefix
-from fedwan.workloads.base import Workload
+from fedwan.workloads.descent import Descent
 from fedwan.workloads.settings import networks_of
 
 
 def run_simulated(
     words: Sequence[str],
-    wrap: Callable[[int, Workload], Workload] = lambda _, workload: workload,
+    wrap: Callable[[int, Descent], Any] = lambda _, workload: workload,
     absence: tuple[float, float] | None = None,
     wrap_shard: Callable[[int, Shard], Shard] = lambda _, shard: shard,
     folder: Path | None = None,
@@ -92,7 +92,7 @@ def describe(config: Config, run: SimulatedRun) -> Row:
 
 
 @contextmanager
-def showing_average(config: Config, folder: Path) -> Iterator[Workload]:
+def showing_average(config: Config, folder: Path) -> Iterator[Descent]:
     """A run's workload, with the moving average of the weights in its networks."""
     tensors, _ = read_tensors(folder / "checkpoint" / "coordinator.safetensors")
     workload = load_workload(config.workload).build(config, "cpu")

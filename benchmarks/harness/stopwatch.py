@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwan.rng import NamedGenerators
-from fedwan.workloads.base import Batch, Reduce, Workload
+from fedwan.workloads.base import Batch, Reduce
 
 
 class Stopwatch:
@@ -28,7 +28,7 @@ class Stopwatch:
         self.ended = 0.0
         """When this site was done; the end of the last step if not said otherwise."""
 
-    def watch(self, workload: Workload) -> Watched:
+    def watch(self, workload: Any) -> Watched:
         return Watched(workload, self)
 
     def count(self, began: float, seconds: float) -> None:
@@ -74,7 +74,7 @@ class Ungenerative:
 
 
 class Watched:
-    """A workload with a stopwatch around its steps; see `fedwan.workloads.base.Workload`."""
+    """A workload with a stopwatch around its steps."""
 
     def __init__(self, inner: Any, stopwatch: Stopwatch) -> None:
         self.inner = inner

@@ -29,7 +29,6 @@ from fedwan.data.shard import Shard, open_shard
 from fedwan.errors import FedwanError
 from fedwan.rng import NamedGenerators
 from fedwan.state import State, clone, hash_state, layout_of, state_of
-from fedwan.workloads.base import keep_local
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class Part:
         return state_of(self.workload.networks)
 
     def step(self) -> None:
-        self.workload.step(next(self.stream), self.rng, keep_local)
+        self.workload.step(next(self.stream), self.rng, lambda _: None)
 
 
 def config_of(spec: Spec) -> Config:

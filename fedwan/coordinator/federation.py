@@ -223,13 +223,6 @@ class Federation:
         elif is_gone:
             self.event("failed", site, f"{site}: {text}")
 
-    def await_farewells(self, patience_s: float) -> None:
-        """Until no site is there any more, but not for ever."""
-        deadline_s = time.monotonic() + patience_s
-        with self.changed:
-            while self.live() and time.monotonic() < deadline_s:
-                self.tick()
-
     # Membership ----------------------------------------------------------------------------
 
     def decide(self, verb: Verb, site: str, *, has_begun: bool = False) -> None:

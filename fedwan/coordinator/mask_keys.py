@@ -27,36 +27,6 @@ from fedwan.state import Layout
 _MOST_CERTIFICATE = 1 << 16
 
 
-class Sizes:
-    """Of the parameters of each fragment, in their order: what sites round by, by version."""
-
-    def __init__(self, fragments: Sequence[Fragment]) -> None:
-        self._kept = [{0: first_sizes(fragment.layout)} for fragment in fragments]
-
-    def of(self, fragment: int, version: int) -> bytes:
-        """16 bits each; empty where they are not known any more."""
-        return self._kept[fragment].get(version, b"")
-
-    def of_all(self, versions: Sequence[int]) -> bytes:
-        """Those of all fragments, one after the other."""
-        return b"".join(self.of(*key) for key in enumerate(versions))
-
-    def set(self, fragment: int, version: int, sizes: Sequence[int]) -> None:
-        """What the contributions to a version are to be rounded by; kept is the one before, too."""
-        kept = self._kept[fragment]
-        kept[version] = np.array(sizes, "<u2").tobytes()
-        for old in [v for v in kept if v < version - 1]:
-            del kept[old]
-
-    def state(self) -> list[dict[str, str]]:
-        """For a checkpoint."""
-        return [{str(v): sizes.hex() for v, sizes in kept.items()} for kept in self._kept]
-
-    def load_state(self, state: Sequence[Mapping[str, str]]) -> None:
-        """The inverse."""
-        self._kept = [{int(v): bytes.fromhex(s) for v, s in kept.items()} for kept in state]
-
-
 class Masking:
     """The sites' public keys, the sizes that they round by, and the sum whose masks come off."""
 
@@ -67,11 +37,11 @@ class Masking:
         """The coordinator's, by whose authorities keys are vouched for; None within a process."""
         self.epoch = secrets.randbits(63) | 1
         """Of this start: what is sent anew goes under other masks."""
-        self.sizes = Sizes([])
         self.present: Unmasking | None = None
         self.asked: dict[tuple[int, int], list[str]] = {}
         """Survivors by fragment and version, of sums that a checkpoint may not outlive yet."""
         self._cards: dict[str, wire.MaskCard] = {}
+        self._sizes: dict[tuple[int, int], bytes] = {}
 
     def objection(self, site: str, card: wire.MaskCard) -> str:
         """Why a site's keys are of no use to the others, or nothing. Needs no lock."""
@@ -144,7 +114,19 @@ class Masking:
 
     def basis(self, fragment: int, version: int, weights_sha256: str) -> bytes:
         """See `basis_of`."""
-        return basis_of(weights_sha256, self.sizes.of(fragment, version))
+        return basis_of(weights_sha256, self.sizes(fragment, version))
+
+    def sizes(self, fragment: int, version: int) -> bytes:
+        """What sites round a fragment's parameters by, in their order, 16 bits each.
+
+        Empty where it is not known any more.
+        """
+        return self._sizes.get((fragment, version), b"")
+
+    def set_sizes(self, fragment: int, version: int, sizes: Sequence[int]) -> None:
+        """What the contributions to a version are to be rounded by; kept is the one before, too."""
+        self._sizes[fragment, version] = np.array(sizes, "<u2").tobytes()
+        self._sizes.pop((fragment, version - 2), None)
 
     def hear(self, site: str, answer: wire.Unmasked) -> None:
         """A site's part; a `PayloadError` where it has not signed what it was asked to."""
@@ -163,13 +145,14 @@ class Masking:
     ) -> None:
         """The run begins, or goes on from a checkpoint's state."""
         check_maskable(layout)
-        self.sizes = Sizes(fragments)
+        self._sizes = {(i, 0): first_sizes(part.layout) for i, part in enumerate(fragments)}
         if past:
             for name, card in past["cards"].items():
                 self._cards[name] = wire.MaskCard.FromString(bytes.fromhex(card))
-            self.sizes.load_state(past["sizes"])
+            self._sizes = {(i, v): bytes.fromhex(kept) for i, v, kept in past["sizes"]}
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
         cards = {name: card.SerializeToString().hex() for name, card in self._cards.items()}
-        return {"cards": cards, "sizes": self.sizes.state()}
+        sizes = [(*key, kept.hex()) for key, kept in self._sizes.items()]
+        return {"cards": cards, "sizes": sizes}

@@ -193,9 +193,9 @@ def take_masks_off(
             hub.tick()
     with hub.changed:
         masking.present = None
-    merged, sizes = merger.open(masks, masking.sizes.of(index, version))
+    merged, sizes = merger.open(masks, masking.sizes(index, version))
     with hub.changed:
-        masking.sizes.set(index, version + 1, sizes)
+        masking.set_sizes(index, version + 1, sizes)
     return merged
 
 

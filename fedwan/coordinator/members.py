@@ -38,7 +38,7 @@ def answer(run: CoordinatedRun, request: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if ask == "refused":
         text = shown(str(request.get("text")), LONGEST_FAILURE)
-        run.event("rejected", site or None, text)
+        run.hub.event("rejected", site or None, text)
         return {}
     if not isinstance(ask, str) or ask not in DECIDED:
         raise UserError(f"ask = {str(ask)[:80]!r}; it is status, {', '.join(DECIDED)}")
@@ -55,7 +55,7 @@ def answer(run: CoordinatedRun, request: Mapping[str, Any]) -> dict[str, Any]:
             raise UserError(objection)
         text = f"{site} {_TEXTS[verb]}"
         # On disk before it is done: it outlives the coordinator.
-        run.event(DECIDED[verb], site, text)
+        run.hub.event(DECIDED[verb], site, text)
         run.hub.decide(verb, site)
     return {"site": site, "event": DECIDED[verb], "text": text}
 

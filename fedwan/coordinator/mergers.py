@@ -57,13 +57,11 @@ class Mergers:
             )
         return self._mergers[fragment.index]
 
-    def share(self, merge: Merge[Contribution], nominal: int) -> tuple[float, float]:
-        """A contribution's weight, and what its deltas are scaled by.
-
-        `nominal`: samples of a contribution of weight 1.
-        """
+    def share(self, merge: Merge[Contribution]) -> tuple[float, float]:
+        """A contribution's weight, and what its deltas are scaled by."""
         if self._privacy:
             return 1.0, self._privacy.scale(merge.contribution.measures)
+        nominal = self._hub.rounds.nominal_of(merge.key.fragment)
         return merge.contribution.work.samples / nominal, merge.scale
 
     def merged(

@@ -109,8 +109,6 @@ class Quality:
             if not _fd(finding) > _fd(before):
                 self._latest = before
                 return
-        if version == 0:
-            self._totals.untrained = figures
         if version >= self._totals.quality_version:
             self._totals.quality, self._totals.quality_version = figures, version
             self._on_samples(version, step, samples)

@@ -11,10 +11,11 @@ from typing import Any
 
 from fedwan.coordinator.intake import Contribution
 from fedwan.coordinator.model import GlobalModel
-from fedwan.doctor.diagnosis import LiveDoctor
+from fedwan.doctor.diagnosis import Doctor
 from fedwan.doctor.sampling import Direction, Directions, Sample, no_direction
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
+from fedwan.output.records import SPENT
 from fedwan.privacy import EPSILON
 from fedwan.protocol.evidence import fields_of
 from fedwan.protocol.limits import Names
@@ -46,8 +47,6 @@ class Totals:
     wall_s: float = 0.0
     epsilon: float = 0.0
     """The most that a unit has spent of its privacy, as sites say of samples."""
-    untrained: dict[str, Any] = field(default_factory=dict)
-    """Quality of version 0."""
     quality: dict[str, Any] = field(default_factory=dict)
     """The latest quality."""
     quality_version: int = -1
@@ -56,10 +55,8 @@ class Totals:
 
     def add_work(self, work: wire.Work) -> None:
         """Count what a site did since its last contribution."""
-        self.compute_s += work.compute_s
-        self.wait_s += work.wait_s
-        self.bytes_up += work.bytes_up
-        self.bytes_down += work.bytes_down
+        for name in SPENT:
+            setattr(self, name, getattr(self, name) + getattr(work, name))
 
     def add_round(self, merged: Sequence[Merge[Contribution]]) -> None:
         """Count what was merged."""
@@ -91,7 +88,7 @@ class RoundRows:
         self._untold = untold
         """Of `Direction`, what says nothing under the run's strategy."""
         self._directions: dict[int, Directions] = {}
-        self._doctor = LiveDoctor()
+        self._doctor = Doctor()
         self._names = Names()
         self._unseen: list[list[dict[str, Any]]] = []
         """Rows of the rounds since the doctor's last look."""
@@ -143,10 +140,7 @@ def _row(merge: Merge[Contribution], direction: Direction, names: Names) -> dict
         "step": work.step,
         "samples": work.samples,
         "losses": names.keep(site, "losses", work.losses),
-        "compute_s": work.compute_s,
-        "wait_s": work.wait_s,
-        "bytes_up": work.bytes_up,
-        "bytes_down": work.bytes_down,
+        **{name: getattr(work, name) for name in SPENT},
         "norms": merge.contribution.measures.norms,
         "staleness": merge.staleness,
         "figures": names.keep(site, "figures", work.figures),

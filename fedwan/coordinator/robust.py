@@ -66,17 +66,15 @@ class RobustMerger:
         Parameters, means and variances are fp32; counters keep their dtype.
         """
         assert self._contributions, "nothing was merged"
-        if self._rule in ("krum", "closest"):
-            merged = self._nearest()
-        elif self._rule == "centered_clip":
-            merged = self._centered_clip()
-        else:
+        if self._rule in ("trimmed_mean", "median"):
             merged = {name: value for name, value, _ in self._values()}
+        else:
+            merged = self._by_network()
         self._contributions = []
         return {name: merged[name] for name in self._layout}
 
     def _values(self, is_whole: bool = True) -> Iterator[tuple[str, Tensor, list[Coded]]]:
-        """Each tensor merged by value, and as it came; without `is_whole`, parameters are empty."""
+        """Each tensor merged by value, and as it came; without `is_whole`, parameters are 0."""
         num = len(self._contributions)
         bad = trim_of(num, self._bad)
         cut = bad if self._rule == "trimmed_mean" else (num - 1) // 2
@@ -84,7 +82,7 @@ class RobustMerger:
         for name, coded in self._side_by_side():
             role = self._layout[name].role
             if role is Role.PARAMETER and not is_whole:
-                yield name, torch.empty(0), coded
+                yield name, torch.zeros(self._layout[name].shape, dtype=torch.float32), coded
                 continue
             values = [each.tensor() for each in coded]
             if role is Role.COUNTER:
@@ -103,47 +101,33 @@ class RobustMerger:
         for parts in zip(*self._contributions, strict=True):
             yield parts[0][0], [coded for _, coded in parts]
 
-    def _centered_clip(self) -> State:
-        """In two passes: the median and distances from it, then the clipped ones are added."""
+    def _by_network(self) -> State:
+        """In two passes: distances, from the median or of all pairs, then each one's share."""
+        is_clip = self._rule == "centered_clip"
         merged: State = {}
         total: defaultdict[str, Any] = defaultdict(float)
-        for name, value, coded in self._values():
+        for name, value, coded in self._values(is_whole=is_clip):
             merged[name] = value
             if self._layout[name].role is Role.PARAMETER:
-                total[network_of(name)] += squares([each.tensor() for each in coded], value)
-        shares = {
-            network: clip_shares(square[:, 0].sqrt().tolist(), self._bad)
-            for network, square in total.items()
-        }
+                values = [each.tensor() for each in coded]
+                total[network_of(name)] += squares(values, value if is_clip else None)
+        shares = {network: self._shares(square) for network, square in total.items()}
         for name, coded in self._side_by_side():
             if self._layout[name].role is Role.PARAMETER:
                 share = shares[network_of(name)]
                 merged[name].mul_(1.0 - sum(share))
                 for each, part in zip(coded, share, strict=True):
-                    each.add_to(merged[name], part)
+                    if part:  # one that was not chosen may hold anything
+                        each.add_to(merged[name], part)
         return merged
 
-    def _nearest(self) -> State:
-        """In two passes: distances of all pairs, then the mean of those that are chosen."""
-        merged: State = {}
-        total: defaultdict[str, Any] = defaultdict(float)
-        for name, value, coded in self._values(is_whole=False):
-            if self._layout[name].role is Role.PARAMETER:
-                total[network_of(name)] += squares([each.tensor() for each in coded])
-            else:
-                merged[name] = value
+    def _shares(self, square: Tensor) -> list[float]:
+        """What each contribution is multiplied by, from a network's squared distances."""
+        if self._rule == "centered_clip":
+            return clip_shares(square[:, 0].sqrt().tolist(), self._bad)
         choose = krum_choice if self._rule == "krum" else closest_choice
-        chosen = {network: choose(square, self._bad) for network, square in total.items()}
-        for name, coded in self._side_by_side():
-            if self._layout[name].role is Role.PARAMETER:
-                first, *others = (coded[i] for i in chosen[network_of(name)])
-                merged[name] = torch.empty(self._layout[name].shape, dtype=torch.float32)
-                first.write_to(merged[name])
-                for each in others:
-                    each.add_to(merged[name])
-                if others:
-                    merged[name].div_(1 + len(others))
-        return merged
+        chosen = choose(square, self._bad)
+        return [(place in chosen) / len(chosen) for place in range(len(square))]
 
 
 def trim_of(num: int, bad: int) -> int:

@@ -32,7 +32,7 @@ from fedwan.coordinator.quality import Quality
 from fedwan.coordinator.records import RoundRows, Totals, VersionLines, contribution_row
 from fedwan.coordinator.servicer import Servicer
 from fedwan.coordinator.site_privacy import SitePrivacy
-from fedwan.data.sources import has_own_data
+from fedwan.data.sources import parse_split
 from fedwan.doctor.sampling import Sample
 from fedwan.errors import CheckpointError, RunStopped, UserError
 from fedwan.files import hash_file
@@ -85,8 +85,8 @@ class CoordinatedRun:
         self.hub.masking = Masking(run_id, self._names, quorum) if is_masked else None
         self._registry.least = quorum if is_masked else 1
         # Of a script's data nothing is known: what its sites measure may differ.
-        is_shared = config.workload != COMMAND
-        self.hub.evaluation = Evaluation(has_own_data(config.data), pairs=is_shared)
+        is_shared, is_own = config.workload != COMMAND, parse_split(config.data.split)[0] == "own"
+        self.hub.evaluation = Evaluation(is_own, pairs=is_shared)
         self.cause = ""
         """Why who started the run ends it; empty while nobody does."""
         self._resumed: GlobalModel | None = None
@@ -225,7 +225,7 @@ class CoordinatedRun:
             if self._past_privacy:
                 self._privacy.resume(*self._past_privacy)
             event, text = self._privacy.tell(layout)
-            self.event(event, None, text)
+            self.hub.event(event, None, text)
         self._mergers = Mergers(self.hub, strategy, config, self._folder, self._privacy)
         if self.hub.masking and self._resumed:
             self._mergers.resume(self._run_id, rounds, self._resumed)
@@ -257,17 +257,14 @@ class CoordinatedRun:
             round_.is_held = hub.gate.is_warming(round_.fragment.index)
         fragment = round_.fragment
         merger = self._mergers.of(fragment)
-        nominal = rounds.nominal // fragment.times
         if round_.is_closed:  # by an earlier start, with a sum that is still under masks
             samples: list[Sample] = [{} for _ in round_.merged]
         else:
-            samples = self._gather(model, round_, merger, nominal)
+            samples = self._gather(model, round_, merger)
         before = merger.sampler.of(model.state)
         merged = self._mergers.merged(model, round_, self._look_round)
         model.bound_counters(fragment, merged, rounds.most_counted(fragment.index))
-        contributions = [
-            contribution_row(merge, self._mergers.share(merge, nominal)) for merge in round_.merged
-        ]
+        contributions = [contribution_row(m, self._mergers.share(m)) for m in round_.merged]
         self._version_lines.wait()
         payload = model.commit(
             fragment,
@@ -292,16 +289,9 @@ class CoordinatedRun:
         return self._strategy.part(fragment, self._names.index(site))
 
     def _gather(
-        self,
-        model: GlobalModel,
-        round_: Round[Contribution],
-        merger: AnyMerger,
-        nominal: int,
+        self, model: GlobalModel, round_: Round[Contribution], merger: AnyMerger
     ) -> list[Sample]:
-        """Merge contributions until the policy closes the round; a sample of each.
-
-        `nominal`: samples of a contribution of weight 1.
-        """
+        """Merge contributions until the policy closes the round; a sample of each."""
         samples: list[Sample] = []
         is_paused = False
         while True:
@@ -313,7 +303,7 @@ class CoordinatedRun:
                     merger.keep(model.state, float(others))
                 part = self._part(round_.fragment, merge.key.site)
                 reading = Reading(self._strategy.up, merge.contribution.payload, part.layout)
-                samples.append(merger.add(reading, *self._mergers.share(merge, nominal)))
+                samples.append(merger.add(reading, *self._mergers.share(merge)))
                 self._tidier.tidy()
             if verdict == "close":
                 return samples
@@ -338,7 +328,9 @@ class CoordinatedRun:
             absent = self._registry.absent(time.monotonic())
             missing = rounds.missing(absent, len(hub.live()))
         if missing and not is_paused:
-            self.event("paused", None, f"round {round_.version + 1} waits for {', '.join(missing)}")
+            self.hub.event(
+                "paused", None, f"round {round_.version + 1} waits for {', '.join(missing)}"
+            )
         return bool(missing)
 
     def _look_round(self) -> None:
@@ -374,8 +366,12 @@ class CoordinatedRun:
         )
 
     def _await_farewells(self, patience_s: float) -> None:
-        self.hub.await_farewells(patience_s)
-        for farewell in self.hub.farewells.values():
+        """Until no site is there any more, but not for ever."""
+        hub, deadline_s = self.hub, time.monotonic() + patience_s
+        with hub.changed:
+            while hub.live() and time.monotonic() < deadline_s:
+                hub.tick()
+        for farewell in hub.farewells.values():
             self.totals.add_work(farewell.work)
 
     def _compare_weights(self, model: GlobalModel) -> None:
@@ -383,7 +379,7 @@ class CoordinatedRun:
         mine = hash_state(model.state)
         for site, theirs in self.site_sha256().items():
             if theirs and theirs != mine:
-                self.event(
+                self.hub.event(
                     "warning",
                     site,
                     f"{site} ended with weights {theirs[:12]}, the coordinator "
@@ -425,10 +421,6 @@ class CoordinatedRun:
             with hub.changed:
                 if hub.masking:
                     hub.masking.note_durable(hub.durable_version)
-
-    def event(self, event: str, site: str | None, text: str, **details: Any) -> None:
-        """Record an event, after those that were told before."""
-        self.hub.event(event, site, text, **details)
 
     def _write(self, event: str, site: str | None, text: str, **details: Any) -> None:
         self._record({"kind": "event", "event": event, "site": site, "text": text, **details})

@@ -137,11 +137,15 @@ class _Outer(ServerStep):
             self._state[network] = select_prefix(network, state)
 
 
-class _Inner(ServerStep):
-    """Gradients go to inner optimisers that the coordinator has, stepped on `_stepped`."""
+class StepInner(ServerStep):
+    """Inner optimisers by network, stepped on every merged gradient: a parameter server.
+
+    What is broadcast is the step itself. Costs the optimisers' state and one more copy of the
+    parameters, `_stepped`; `num_steps` are the run's, for learning rates that change.
+    """
 
     def __init__(
-        self, model: State, layout: Layout, inner: Mapping[str, InnerConfig], num_steps: int
+        self, model: State, layout: Layout, inner: Mapping[str, InnerConfig], num_steps: int = 0
     ) -> None:
         super().__init__(model, layout, inner)
         self._inner, self._num_steps, self._run_step = inner, num_steps, 0
@@ -175,14 +179,19 @@ class _Inner(ServerStep):
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> State:
+        """See `ServerStep`."""
         return self._named.state()
 
     def load_state(self, state: State) -> None:
+        """See `ServerStep`."""
         self._named.load(state)
 
 
-class _Mirror(_Inner):
-    """The same inner optimiser as at every site, stepped on the global weights themselves."""
+class MirrorInner(StepInner):
+    """The sites' own inner optimisers, stepped on the global weights: synchronous data parallel.
+
+    Optimiser state costs as much as at a site.
+    """
 
     def _to_step(self) -> State:
         return {name: self._model[name] for name in self._names}
@@ -192,6 +201,7 @@ class _Mirror(_Inner):
         return dict(merged)
 
     def commit(self, update: Mapping[str, Coded]) -> None:
+        """See `ServerStep`."""
         for name in update.keys() - self._names:
             update[name].write_to(self._model[name])
         self._optimize(update, self._run_step)
@@ -231,25 +241,3 @@ def step_outer(
         return _Outer(model, layout, transforms)
 
     return make
-
-
-def mirror_inner(
-    inner: Mapping[str, InnerConfig], num_steps: int = 0
-) -> Callable[[State, Layout], ServerStep]:
-    """The sites' own inner optimisers by network: synchronous data parallel.
-
-    Optimiser state costs as much as at a site; `num_steps` are the run's, for learning rates that
-    change.
-    """
-    return lambda model, layout: _Mirror(model, layout, inner, num_steps)
-
-
-def step_inner(
-    inner: Mapping[str, InnerConfig], num_steps: int = 0
-) -> Callable[[State, Layout], ServerStep]:
-    """Inner optimisers by network, stepped on every merged gradient: a parameter server.
-
-    What is broadcast is the step itself. Costs the optimisers' state and one more copy of the
-    parameters; `num_steps` as in `mirror_inner`.
-    """
-    return lambda model, layout: _Inner(model, layout, inner, num_steps)

@@ -54,7 +54,7 @@ def run_coordinator(
     with Outputs(config, out, resumed, own.sign) as outputs:
         outputs.record(run.opening() | {"certificate": own.cert_pem.decode()})
         if complaint:
-            run.event("warning", None, complaint)
+            run.hub.event("warning", None, complaint)
         if run.hub.masking:
             run.hub.masking.identity = own
         plane = DataPlane(
@@ -69,7 +69,7 @@ def run_coordinator(
         try:
             plane.start()
             address = f"{host_and_port(link.listen)[0]}:{plane.port}"
-            run.event("listening", None, f"data plane listens on {address}")
+            run.hub.event("listening", None, f"data plane listens on {address}")
             ticket = Ticket(address, run_id, to_json(config))
             with control.serving(out, partial(members.answer, run)), announce(ticket, run.hub.fail):
                 model = run.train(outputs.agreed)
@@ -81,7 +81,7 @@ def run_coordinator(
                     hash_state(model.state),
                 )
         except FedwanError as error:
-            run.event("stopped", None, run.cause or str(error))
+            run.hub.event("stopped", None, run.cause or str(error))
             if run.cause:
                 raise RunStopped(run.cause) from error
             raise

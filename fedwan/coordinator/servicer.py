@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -414,8 +414,7 @@ class Servicer(Federation):
         if held and (is_behind or held == model.hash_at(published)):
             told.versions.extend((request.version,) if is_behind else published)
             told.version = model.version_of(told.versions)
-            if self.masking:
-                told.sizes = self.masking.sizes.of_all(told.versions)
+            told.sizes = self._sizes(enumerate(told.versions))
             return Delivery(told, None)
         if is_behind and not kept:
             with self.changed:
@@ -453,15 +452,13 @@ class Servicer(Federation):
             checksum=payload.checksum,
             chunk_bytes=self._chunk_bytes,
             durable_version=self.durable_version,
-            sizes=self._sizes(fragment, version, versions),
+            sizes=self._sizes(enumerate(versions) if versions else [(fragment, version)]),
         )
         return Delivery(header, payload)
 
-    def _sizes(self, fragment: int, version: int, versions: tuple[int, ...]) -> bytes:
-        if not self.masking:
-            return b""
-        sizes = self.masking.sizes
-        return sizes.of_all(versions) if versions else sizes.of(fragment, version)
+    def _sizes(self, keys: Iterable[tuple[int, int]]) -> bytes:
+        """What sites round by, of fragments at versions; nothing without masks."""
+        return b"".join(self.masking.sizes(*key) for key in keys) if self.masking else b""
 
 
 def _older_text(site: str, checkpoint: int, rounds: CoordinatorRounds) -> str:

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, default_collate
 from fedwan.config import DataConfig
 from fedwan.data.decode import BadPicture, Transform
 from fedwan.data.listing import listing
-from fedwan.data.sources import PAIRS, parse_classes, parse_split, size_of, split_indices
+from fedwan.data.sources import PAIRS, parse_classes, size_of, split_indices
 from fedwan.errors import ConfigError
 from fedwan.files import stamp_of
 from fedwan.rng import derive_seed
@@ -158,7 +158,7 @@ class Files:
     def train(self, split: str, site_index: int, num_sites: int, seed: int) -> Pictures:
         """What one site trains on."""
         index = (~self.is_held_out).nonzero().squeeze(1)
-        if parse_split(split).kind != "own":
+        if split != "own":
             dealt = split_indices(self.labels[index], split, num_sites, seed)
             index = index[dealt[site_index]]
         return Pictures(self, index)

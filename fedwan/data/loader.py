@@ -44,7 +44,7 @@ class InMemory(Dataset[Any]):
         return len(first_leaf(self.batch))
 
     def __getitem__(self, place: int) -> Any:
-        return self._map(lambda leaf: leaf[place])
+        return map_rows(self.batch, lambda rows: rows[place])
 
     @property
     def labels(self) -> Tensor:
@@ -54,17 +54,19 @@ class InMemory(Dataset[Any]):
     def take(self, places: Tensor) -> Any:
         """The rows at some places, (n,) int64, as a batch."""
         places, numbers = places.to(first_leaf(self.batch).device), places.tolist()
-        return self._map(
-            lambda leaf: leaf[places] if isinstance(leaf, Tensor) else [leaf[p] for p in numbers]
+        return map_rows(
+            self.batch,
+            lambda rows: rows[places] if isinstance(rows, Tensor) else [rows[p] for p in numbers],
         )
 
-    def _map(self, rows: Callable[[Any], Any]) -> Any:
-        """Of each tensor and list of text; all else as it is."""
-        return tree_map(
-            lambda leaf: rows(leaf) if isinstance(leaf, Tensor) or _is_text(leaf) else leaf,
-            self.batch,
-            is_leaf=_is_text,
-        )
+
+def map_rows(batch: Any, pick: Callable[[Any], Any]) -> Any:
+    """A batch with what `pick` makes of each tensor and list of text; all else as it is."""
+    return tree_map(
+        lambda leaf: pick(leaf) if isinstance(leaf, Tensor) or _is_text(leaf) else leaf,
+        batch,
+        is_leaf=_is_text,
+    )
 
 
 def _is_text(value: Any) -> bool:
@@ -366,13 +368,8 @@ def _as_it_is(batch: Any) -> Any:
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """The global generators under a seed; afterwards they are as they were."""
-    python, numpy = random.getstate(), np.random.get_state()
     with lent_generators():
-        try:
-            torch.default_generator.manual_seed(seed)  # the CPU's alone
-            random.seed(seed)
-            np.random.seed(seed % (1 << 32))
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
+        torch.default_generator.manual_seed(seed)  # the CPU's alone
+        random.seed(seed)
+        np.random.seed(seed % (1 << 32))
+        yield

@@ -19,7 +19,6 @@ from fedwan.data.sources import (
     check_data,
     data_at_site,
     find_source,
-    has_own_data,
     source_of,
     split_indices,
 )
@@ -41,8 +40,6 @@ class Shard:
     held_out: Any = None
     """A batch of real data that the site does not train on, on the CPU; None if there is none. Of
     data that all sites could read, it is the same at every site and for every seed."""
-    num_classes: int = 1
-    """Labels are 0 … num_classes - 1, here or at other sites."""
     public: bool = False
     """Held-out samples may be shown beside generated ones, in pictures that leave the site."""
     told: int | None = None
@@ -77,25 +74,21 @@ class Shard:
         settings = self.workers, self.told, self.flip, places
         return Loader(self.train, batch_size, generator, device, *settings)
 
-    def some(self, num: int) -> Any:
-        """Training samples at even distances, of a stream the first, at most `num`, on the CPU."""
-        step = max(1, -(-self.num_samples // num))
-        return self._read(num, torch.arange(self.num_samples)[::step], seed=0)
-
     def drawn(self, num: int, seed: int, start: int = 0) -> Any:
-        """At most `num` training samples drawn without replacement; another start gives others."""
-        generator = torch.Generator().manual_seed(seed)
-        order = torch.randperm(self.num_samples, generator=generator)
-        return self._read(num, order[start : start + num].sort().values, seed, start)
+        """At most `num` training samples drawn without replacement; another start gives others.
 
-    def tell(self, batch: Any) -> Any:
-        """`held_out`, `some` and `drawn` have classes: samples with what networks are told."""
-        return tell(batch, self.told)
-
-    def _read(self, num: int, places: Tensor, seed: int, start: int = 0) -> Any:
+        In their order, of a stream as they come, on the CPU.
+        """
         if is_stream(self.train):
             return default_collate(list(islice(copied(self.train), start, start + num)))
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(self.num_samples, generator=generator)
+        places = order[start : start + num].sort().values
         return Fetch(self.train).__getitems__((places, derive_seed(seed, "read")))
+
+    def tell(self, batch: Any) -> Any:
+        """`held_out` and `drawn` have classes: samples with what networks are told."""
+        return tell(batch, self.told)
 
 
 def open_shard(
@@ -119,7 +112,7 @@ def open_shard(
         train = InMemory(InMemory(everything).take(mine))
     told = site_index if config.labels == "site" else None
     reading = (told, config.workers, config.flip)
-    shard = Shard(train, held_out, source.num_classes, source.public, *reading)
+    shard = Shard(train, held_out, source.public, *reading)
     _require_batch(config.batch, shard.num_samples)
     return shard
 
@@ -151,7 +144,7 @@ def dataset_of(module: ModuleType, config: Config, site: str) -> Shard:
                 f"dataset() of workload {config.workload!r} returned {what} for site {site!r}; "
                 "return a torch Dataset with samples, or a pair of two"
             )
-    measured = None if held_out is None else Shard(held_out).some(_MOST_HELD_OUT)
+    measured = None if held_out is None else Shard(held_out).drawn(_MOST_HELD_OUT, 0)
     shard = Shard(train, measured, workers=config.data.workers)
     _require_batch(config.data.batch, shard.num_samples)
     return shard
@@ -175,7 +168,7 @@ def check_files(config: Config, *, captions: bool = False) -> list[str]:
         with faults.caught():
             files = open_files(data_at_site(data, name), captions)
             train = files.train(data.split, index, len(names), config.seed)
-            if has_own_data(data) or not index:
+            if data.split == "own" or not index:
                 faults.add(files.faults())
             _require_batch(data.batch, len(train))
     return faults.lines

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -138,7 +137,7 @@ def check_data(config: DataConfig) -> None:
 
 def _faults(config: DataConfig) -> Iterator[str]:
     source_of(config)  # refuses names that nobody knows
-    kind = parse_split(config.split).kind
+    kind = parse_split(config.split)[0]
     if config.name not in FILE_NAMES:
         return
     is_own = kind == "own"
@@ -164,21 +163,14 @@ def _faults(config: DataConfig) -> Iterator[str]:
 # Splits ------------------------------------------------------------------------------------------
 
 
-class Split(NamedTuple):
-    """A parsed `data.split`, with Dirichlet's A: small is uneven; infinite for other kinds."""
-
-    kind: str
-    concentration: float = math.inf
-
-
-def parse_split(text: str) -> Split:
-    """Read `data.split`.
+def parse_split(text: str) -> tuple[str, float]:
+    """The kind of a `data.split`, and Dirichlet's A: small is uneven; infinite for other kinds.
 
     >>> parse_split("dirichlet:0.5")
-    Split(kind='dirichlet', concentration=0.5)
+    ('dirichlet', 0.5)
     """
     if text in ("iid", "by_label", "own"):
-        return Split(text)
+        return text, math.inf
     kind, _, number = text.partition(":")
     try:
         concentration = float(number)
@@ -186,12 +178,7 @@ def parse_split(text: str) -> Split:
         concentration = math.nan
     if kind != "dirichlet" or not 0 < concentration < math.inf:
         raise ConfigError(f"data.split is {text!r}; valid: {_SPLITS}")
-    return Split(kind, concentration)
-
-
-def has_own_data(config: DataConfig) -> bool:
-    """Whether each site has files of its own, and holds out others than the next site."""
-    return parse_split(config.split).kind == "own"
+    return kind, concentration
 
 
 def split_indices(y: Tensor, split: str, num_sites: int, seed: int) -> list[Tensor]:

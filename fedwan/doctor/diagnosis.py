@@ -67,6 +67,23 @@ class Doctor:
         self._told |= new.keys()
         return list(new.values())
 
+    def look(self, rounds: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+        """As `take`, of the rows of rounds that a run records; rows of events. It tells the log."""
+        findings: list[Finding] = []
+        try:
+            for rows in rounds:
+                records = [to_record({"t": 0.0, **finite(row)}) for row in rows]
+                findings += self.take([r for r in records if isinstance(r, RoundRecord)])
+        except Exception:
+            _log.warning("the doctor failed at these rounds; training goes on", exc_info=True)
+        told = []
+        for finding in findings:
+            text = f"round {finding.version}: {finding.text}"
+            _log.warning("%s", text)
+            row = {"kind": "event", "event": "finding", "text": text, "finding": finding.kind}
+            told.append(finding._asdict() | row)
+        return told
+
     def _told_by(self, rule: Rule, site: str | None = None) -> list[Finding]:
         try:
             return [
@@ -127,27 +144,3 @@ def _of_event(event: EventRecord, version: int) -> Finding | None:
         mend = "run the same app and library versions on the same kind of device at every site"
         return Finding("different_weights", event.site, None, version, event.text, mend)
     return None
-
-
-class LiveDoctor:
-    """Looks at a run that goes on, and tells its log."""
-
-    def __init__(self) -> None:
-        self._doctor = Doctor()
-
-    def look(self, rounds: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-        """Rows of events, one for each thing told for the first time, from the rows of rounds."""
-        findings: list[Finding] = []
-        try:
-            for rows in rounds:
-                records = [to_record({"t": 0.0, **finite(row)}) for row in rows]
-                findings += self._doctor.take([r for r in records if isinstance(r, RoundRecord)])
-        except Exception:
-            _log.warning("the doctor failed at these rounds; training goes on", exc_info=True)
-        told = []
-        for finding in findings:
-            text = f"round {finding.version}: {finding.text}"
-            _log.warning("%s", text)
-            row = {"kind": "event", "event": "finding", "text": text, "finding": finding.kind}
-            told.append(finding._asdict() | row)
-        return told

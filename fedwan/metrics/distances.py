@@ -17,7 +17,6 @@ place. Features are measured in deviations of the union's real ones, so that eac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from statistics import fmean
 from typing import NamedTuple
 
@@ -50,8 +49,8 @@ def moments(features: Tensor) -> Moments:
 def merge_moments(parts: Sequence[Moments]) -> Moments:
     """Moments of a union of shards, as of all samples in one place but for rounding.
 
-    As in Chan, Golub and LeVeque 1979 (equation 2.1): differences of means are squared, never
-    means, so that an offset that all features share does no harm.
+    Differences of means are squared, never means, so that an offset that all features share does
+    no harm.
     """
     counts = [part.num_samples for part in parts]
     if sum(counts) < 2 or min(counts) < 1:
@@ -60,8 +59,15 @@ def merge_moments(parts: Sequence[Moments]) -> Moments:
     shapes = [(tuple(part.mean.shape), tuple(part.covariance.shape)) for part in parts]
     if any(shape != ((num,), (num, num)) for shape in shapes):
         raise ValueError(f"moments of shapes {shapes} do not match; use one network at every site")
-    total = reduce(_add, map(_scatter, parts))
-    return total._replace(covariance=total.covariance / (total.num_samples - 1))
+    total, shares = sum(counts), torch.tensor(counts, dtype=torch.float64)
+    means = torch.stack([part.mean.detach().to("cpu", torch.float64) for part in parts])
+    mean = shares @ means / total
+    apart = means - mean
+    scatter = (apart.T * shares) @ apart
+    for part in parts:
+        if part.num_samples > 1:  # else its covariance is 0 / 0 to many a library
+            scatter += part.covariance.detach().to(scatter) * (part.num_samples - 1)
+    return Moments(total, mean, scatter / (total - 1))
 
 
 def frechet_distance(a: Moments, b: Moments) -> float:
@@ -80,22 +86,6 @@ def frechet_distance(a: Moments, b: Moments) -> float:
 def frechet_between(a: Tensor, b: Tensor) -> float:
     """Of two samples of features; small ones bias it upwards: compare figures of equal sizes."""
     return frechet_distance(moments(a), moments(b))
-
-
-def _scatter(part: Moments) -> Moments:
-    """With the sum of the squared offsets from the mean, which adds up, for a covariance."""
-    mean, covariance = (x.detach().to("cpu", torch.float64) for x in part[1:])
-    # The covariance of one sample is 0 / 0 to many a library.
-    covariance = covariance if part.num_samples > 1 else torch.zeros_like(covariance)
-    return Moments(part.num_samples, mean, covariance * (part.num_samples - 1))
-
-
-def _add(a: Moments, b: Moments) -> Moments:
-    num = a.num_samples + b.num_samples
-    between = b.mean - a.mean
-    mean = a.mean + between * (b.num_samples / num)
-    spread = between.outer(between) * (a.num_samples / num * b.num_samples)
-    return Moments(num, mean, a.covariance + b.covariance + spread)
 
 
 SMALLEST_DEVIATION = 1e-3

@@ -264,10 +264,10 @@ def _seen_through(config: Config, figures: Mapping[str, Any]) -> str:
     return "own classifier, " if "histogram" in figures else "random features, "
 
 
-def read_run(out: Path) -> tuple[Board, list[Record]]:
-    """A run's state after all of its records, and these, from its folder."""
+def read_run(out: Path, since: float = 0.0) -> tuple[Board, list[Record]]:
+    """A run's state after all of its records, and these, from its folder; `since` as in `Board`."""
     require_run(out)
-    board, records = Board(load(out / "config.yaml")), read_records(out)
+    board, records = Board(load(out / "config.yaml"), since), read_records(out)
     for record in records:
         board.take(record)
     return board, records

@@ -14,11 +14,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedwan.config import Config, load
+from fedwan.config import Config
 from fedwan.errors import ConfigError
-from fedwan.output.board import Board
+from fedwan.output.board import Board, read_run
 from fedwan.output.journal import JOURNAL
-from fedwan.output.records import METRICS, read_records
+from fedwan.output.records import METRICS
 from fedwan.output.units import (
     bytes_text,
     duration_text,
@@ -56,11 +56,7 @@ class Follower:
         if sizes == self._sizes or begun_s < self._due_s and not is_last:
             return
         with suppress(ConfigError):  # damage must not end a live view
-            path = self._out / "config.yaml"  # a script's steps are known once sites agree
-            board = Board(load(path) if path.exists() else self.board.config, self._since)
-            for record in read_records(self._out):
-                board.take(record)
-            self.board, self._sizes = board, sizes
+            self.board, self._sizes = read_run(self._out, self._since)[0], sizes
         self._due_s = self.elapsed_s + 50 * (self.elapsed_s - begun_s)
 
 

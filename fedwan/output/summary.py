@@ -107,15 +107,10 @@ def write_summary(summary: Summary, path: Path) -> None:
 
 
 def read_summary(path: Path) -> Summary:
-    """Read `summary.json`."""
+    """Read `summary.json` of a run that has ended."""
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
         return Summary(**{field.name: row[field.name] for field in dataclasses.fields(Summary)})
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{path} does not exist: the run has not ended; continue it with "
-            f"fedwan run {path.parent / 'config.yaml'} --resume"
-        ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is no summary ({error!r}); run again to write it anew") from None
 

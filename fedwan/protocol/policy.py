@@ -67,15 +67,15 @@ class RoundPolicy(NamedTuple):
     ) -> Verdict:
         """What to do `elapsed_s` seconds after the round's first contribution could have come.
 
-        >>> barrier(4, quorum=3, patience_s=60).decide(3, 59.0)
+        >>> RoundPolicy(4, quorum=3, patience_s=60).decide(3, 59.0)
         'wait'
-        >>> barrier(4, quorum=3, patience_s=60).decide(3, 60.0)
+        >>> RoundPolicy(4, quorum=3, patience_s=60).decide(3, 60.0)
         'close'
-        >>> barrier(4, quorum=3, patience_s=60).decide(2, 60.0)
+        >>> RoundPolicy(4, quorum=3, patience_s=60).decide(2, 60.0)
         'stop'
-        >>> barrier(4, quorum=3, has_deadline=True).decide(3, 11.4, [9, 10, 10, 10, 11])
+        >>> RoundPolicy(4, quorum=3, has_deadline=True).decide(3, 11.4, [9, 10, 10, 10, 11])
         'wait'
-        >>> barrier(4, quorum=3, has_deadline=True).decide(3, 11.5, [9, 10, 10, 10, 11])
+        >>> RoundPolicy(4, quorum=3, has_deadline=True).decide(3, 11.5, [9, 10, 10, 10, 11])
         'close'
         >>> RoundPolicy(4, quorum=2, arrivals_from=0).decide(1, 0.0, num_live=1)
         'wait'
@@ -92,7 +92,7 @@ class RoundPolicy(NamedTuple):
     def deadline_s(self, past_s: Sequence[float]) -> float:
         """Seconds after which a round closes with a quorum.
 
-        >>> policy = barrier(4, quorum=3, has_deadline=True)
+        >>> policy = RoundPolicy(4, quorum=3, has_deadline=True)
         >>> [round(policy.deadline_s(past), 1) for past in ([], [9], [9, 10, 10, 10, 11])]
         [600.0, 36.0, 11.5]
         """
@@ -110,15 +110,3 @@ class RoundPolicy(NamedTuple):
         0.5
         """
         return float((1.0 + staleness) ** -self.discount) if staleness else 1.0
-
-
-def barrier(
-    num_sites: int,
-    quorum: int = 0,
-    patience_s: float = 600.0,
-    max_staleness: int = 0,
-    *,
-    has_deadline: bool = False,
-) -> RoundPolicy:
-    """A round needs every site; with `quorum` > 0 it makes do with that many after the deadline."""
-    return RoundPolicy(num_sites, quorum or num_sites, patience_s, has_deadline, max_staleness)

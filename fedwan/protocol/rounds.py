@@ -49,7 +49,7 @@ class Rounds(Generic[C, U]):
         self.versions = list(versions) or [0] * len(fragments)
         """By fragment, what sites can have."""
         self.nominal = strategy.h * batch
-        """Samples; a contribution of as many has weight 1."""
+        """Samples of a site in a round."""
         self.samples = samples
         self.refused: Counter[str] = Counter()
         """Contributions of each site that were refused since the last update went out."""
@@ -84,6 +84,10 @@ class Rounds(Generic[C, U]):
         """The latest version if its update is one contribution, bit for bit."""
         self._anew_from = [0] * len(fragments)
         self._last_dropped: dict[tuple[int, str], int] = {}
+
+    def nominal_of(self, fragment: int) -> int:
+        """Samples behind a contribution of weight 1."""
+        return self.nominal // self._fragments[fragment].times
 
     # Progress ------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,10 +29,13 @@ from fedwan.site.script import Script
 from fedwan.site.site import Membership, Site
 from fedwan.site.vitals import Vitals
 from fedwan.weights import load_initial
-from fedwan.workloads.base import NetworkKind, Workload
+from fedwan.workloads.base import NetworkKind
 from fedwan.workloads.optim import set_rates
 from fedwan.workloads.privacy import Privacy
 from fedwan.workloads.settings import networks_of
+
+if TYPE_CHECKING:
+    from fedwan.workloads.descent import Descent
 
 
 def take_part(member: Membership, group: Group) -> None:
@@ -61,7 +64,7 @@ def open_data(config: Config, site: str, own_path: str = "") -> Shard:
 def train(
     member: Membership,
     group: Group,
-    workload: Workload,
+    workload: Descent,
     shard: Shard,
     kinds: Mapping[str, NetworkKind],
 ) -> str:
@@ -94,7 +97,7 @@ def train(
     if scaler := getattr(workload, "scaler", None):
         state["scaler"] = scaler
     if privacy is not None:
-        state["privacy"], workload.privacy = privacy, privacy  # type: ignore[attr-defined]
+        state["privacy"], workload.privacy = privacy, privacy
     script = Script(
         networks=workload.networks,
         optimizers=workload.optimizers,

@@ -28,7 +28,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
@@ -37,8 +37,11 @@ from torch import Tensor
 from fedwan.data import Shard, first_leaf
 from fedwan.rng import derive_seed, lent_generators
 from fedwan.site.replica import evaluating
-from fedwan.workloads.base import Batch, Examinable, Workload
+from fedwan.workloads.base import Batch
 from fedwan.workloads.optim import full_norm
+
+if TYPE_CHECKING:
+    from fedwan.workloads.descent import Descent
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +64,7 @@ class Vitals:
     """Looks at a site now and then."""
 
     def __init__(
-        self, workload: Workload, shard: Shard, h: int, batch: int, seed: int, site: str
+        self, workload: Descent, shard: Shard, h: int, batch: int, seed: int, site: str
     ) -> None:
         self._workload = workload
         self._shard = shard
@@ -121,17 +124,18 @@ class Vitals:
         return figures
 
     def _examine(self, some: Any, device: torch.device) -> dict[str, Tensor]:
-        workload, held_out = self._workload, self._shard.held_out
+        examine, held_out = getattr(self._workload, "examine", None), self._shard.held_out
         is_known = isinstance(held_out, Batch) and len(held_out.y) > 0
-        if not isinstance(workload, Examinable) or not is_known:
+        if examine is None or not is_known:
             return {}
         seed = derive_seed(*self._seed, "examine", self._steps)
         alike = _alike(some, held_out, self._num, torch.Generator().manual_seed(seed))
         told = [self._shard.tell(part) for part in alike]
         parts = [Batch(part.x.to(device), part.y.to(device)) for part in told]
         gpus = [device] if device.type == "cuda" else []
-        with evaluating(workload.networks.values()), lent_generators(gpus):
-            return workload.examine(parts[0], parts[1], seed)
+        with evaluating(self._workload.networks.values()), lent_generators(gpus):
+            figures: dict[str, Tensor] = examine(parts[0], parts[1], seed)
+        return figures
 
 
 def data_figures(x: Tensor) -> dict[str, Tensor]:

@@ -3,9 +3,9 @@
 A recipe is one page. The engine knows it only through the names below, and never by its own name.
 It needs the first alone, of which `fedwan.workloads.descent` and its `Simple` take the steps:
 
-    build(config, device)   a `Workload`: networks and optimisers, initial weights from `seed`. It
-                            may be called under `torch.device("meta")`, to learn what the networks
-                            consist of: it should put no tensor into a cache
+    build(config, device)   a workload, a `Descent`: networks and optimisers, initial weights from
+                            `seed`. It may be called under `torch.device("meta")`, to learn what the
+                            networks consist of: it should put no tensor into a cache
     NETWORKS                kinds of the networks that are trained, by name; else they are those
                             that `build` makes optimisers for: adversarial if several
     Model                   a dataclass, the settings under `model.*`; else there are none
@@ -17,17 +17,33 @@ It needs the first alone, of which `fedwan.workloads.descent` and its `Simple` t
     HAS_EXPERTS             True: each of its networks may be one a site, `num_experts` of them
     check(config)           refuses what is wrong in a resolved configuration
     dataset(config, site)   its own data, see `fedwan.data.dataset_of`
+
+A workload may have more than a `Descent` has:
+
+    prepare(shard, folder)  given the site's shard and folder before the first step; gives the shard
+                            to train on
+    samples_from_inputs     True: `sample` makes its samples of inputs that the site holds, as
+                            translations are. Others are of noise and weights, and leave the site
+    examine(train, held_out, seed)
+                            figures for `fedwan doctor` of some dozens of training samples and as
+                            many held-out ones of the same classes, in evaluation mode and without
+                            gradients; draws depend on the seed. Scalars (no `.item()`) by name,
+                            made with `share_above` and `spread`:
+
+        memory/NETWORK      how often the network fits a training sample better than a held-out
+                            one; 0.5 where it has not learnt its shard by heart
+        separation/NETWORK  how often it scores a real sample above a generated one
+        spread/NETWORK      spread of what it generates over that of real samples
+        variety/NETWORK     the same of images made of other images, all alike at the beginning
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
-
-from fedwan.rng import NamedGenerators
+from torch import Tensor
 
 NetworkKind = Literal["adversarial", "regression"]
 """How a network learns, which decides the outer optimiser it bears: a GAN's two networks chase each
@@ -45,71 +61,6 @@ class Batch(NamedTuple):
     """Samples: images (batch, channels, height, width) in [-1, 1], or points (batch, 2)."""
     y: Tensor
     """Class labels, (batch,), int64."""
-
-
-def keep_local(networks: Sequence[str]) -> None:
-    """The `Reduce` of strategies whose gradients stay at the site."""
-
-
-class Workload(Protocol):
-    """Networks, their inner optimisers, and one training step.
-
-    It may have `prepare(shard, folder)`, given the site's shard and folder before the first step,
-    which gives the shard to train on; `examine` (see `Examinable`); `scaler`, torch's
-    GradScaler, for the site's checkpoint; `privacy`, set before the first step where its
-    page's `USES` has `privacy.*`; and `samples_from_inputs`: True where `sample`
-    makes its samples of inputs that the site holds, as translations are. Others are of noise and
-    weights, and leave the site.
-    """
-
-    @property
-    def networks(self) -> Mapping[str, nn.Module]:
-        """Each network by name; a network without an optimiser is frozen and never sent."""
-        ...
-
-    @property
-    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
-        """The inner optimiser of each trained network, by the network's name."""
-        ...
-
-    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
-        """One completed inner step; losses by name, detached scalars (`.item()` would stall a GPU).
-
-        Calls `reduce` before the optimisers step; where that takes the gradients away, nothing but
-        running statistics moves. Every random draw comes from a generator of `rng`.
-        """
-        ...
-
-    def sample(self, num: int, seed: int) -> Tensor:
-        """`num` samples from the present weights, from fixed latents; (num, …) like `Batch.x`."""
-        ...
-
-    def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
-        """Quality against held-out real data, JSON-ready: `fd` and `fd_floor`, lower is better.
-
-        Of files also `moments`, see `fedwan.metrics.distances`.
-        """
-        ...
-
-
-@runtime_checkable
-class Examinable(Protocol):
-    """A workload that can tell more of its networks than losses do; `fedwan doctor` reads it."""
-
-    def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
-        """Figures of the present weights, in evaluation mode and without gradients.
-
-        Of some dozens of training samples and as many held-out ones of the same classes. Draws
-        depend on the seed. Scalars (no `.item()`), by names that the doctor knows, made with
-        `share_above` and `spread`:
-
-            memory/NETWORK       how often the network fits a training sample better than a held-out
-                                 one; 0.5 where it has not learnt its shard by heart
-            separation/NETWORK   how often it scores a real sample above a generated one
-            spread/NETWORK       spread of what it generates over that of real samples
-            variety/NETWORK      the same of images made of other images, all alike at the beginning
-        """
-        ...
 
 
 def share_above(scores: Tensor, others: Tensor) -> Tensor:

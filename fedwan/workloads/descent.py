@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from fedwan.app import load_workload
 from fedwan.config import COMMAND, Config
-from fedwan.data.sources import has_own_data
 from fedwan.errors import FedwanError
 from fedwan.metrics import measure_quality, num_generated
 from fedwan.rng import NamedGenerators, derive_seed
@@ -112,7 +111,7 @@ class Descent(ABC):
         """
         data = self.config.data
         turns = torch.arange(num_generated(self._measured, len(real.x)))
-        if data.labels == "site" and not has_own_data(data):
+        if data.labels == "site" and data.split != "own":
             return turns % self.config.num_sites
         return real.y[turns % len(real.y)]
 

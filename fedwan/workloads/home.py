@@ -34,10 +34,6 @@ def staying_home(
     if a pattern matches nothing that would travel, or nothing is left of a network that does; a
     `UserError` if what is left cannot travel.
     """
-    for network in exclude:
-        if network not in trained:
-            known = f"{', '.join(trained)}{nearest(network, trained)}"
-            raise ConfigError(f"network.{network}.exclude: trained are {known}")
     home: dict[str, Role] = {}
     for network, module in trained.items():
         for name, param in module.named_parameters():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from types import ModuleType
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedwan._config_tree import overlay
+from fedwan._config_tree import invalid, overlay
 from fedwan.config import Config, InnerConfig
 from fedwan.data.sources import SOURCES, check_data, source_of
 from fedwan.errors import ConfigError
@@ -19,7 +18,8 @@ from fedwan.names import nearest
 from fedwan.uses import Faults, fill, unmet, unused
 
 if TYPE_CHECKING:
-    from fedwan.workloads.base import NetworkKind, Workload
+    from fedwan.workloads.base import NetworkKind
+    from fedwan.workloads.descent import Descent
 
 OPTIONAL = (
     *("site.precision", "site.accumulate", "site.recompute"),
@@ -44,7 +44,7 @@ def resolve_page(page: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
     for fault in unused(config, uses, defaults, optional):
         faults.add([f"{fault} with workload {config.workload!r}; leave it out"])
     with faults.caught():
-        config.model = _resolve_model(model, config.model)
+        config.model = _resolve_model(model, config.model, faults)
     with faults.caught():
         check_data(config.data)
         _require_pairs(config, getattr(page, "PAIRS", False))
@@ -79,7 +79,7 @@ def networks_of(page: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
     return dict.fromkeys(names, "adversarial" if len(names) > 1 else "regression")
 
 
-def build_nowhere(page: ModuleType, config: Config) -> Workload | None:
+def build_nowhere(page: ModuleType, config: Config) -> Descent | None:
     """The workload on torch's meta device, without memory; None if it must read its own values."""
     try:
         with torch.device("meta") as meta:
@@ -88,13 +88,14 @@ def build_nowhere(page: ModuleType, config: Config) -> Workload | None:
         return None
 
 
-def _resolve_model(model: type, given: dict[str, Any]) -> dict[str, Any]:
+def _resolve_model(model: type, given: dict[str, Any], faults: Faults) -> dict[str, Any]:
     """Every setting of the page's `Model`: given ones checked, the others at their default."""
     # Wrapped, so that an error names the key as the user wrote it: model.width.
     default = dataclasses.field(default_factory=model)
     wrapper = dataclasses.make_dataclass("Recipe", [("model", model, default)])
-    settings: Any = getattr(overlay(wrapper(), {"model": given}), "model")  # noqa: B009
-    return dataclasses.asdict(settings)
+    settings: Any = overlay(wrapper(), {"model": given})
+    faults.add(invalid(settings, usual=None))
+    return dataclasses.asdict(settings.model)
 
 
 def check_networks(config: Config, networks: Collection[str], faults: Faults) -> None:
@@ -131,26 +132,3 @@ def _require_pairs(config: Config, pairs: bool | None) -> None:
         f"data.name = {config.data.name!r} holds {holds}pairs of input and target, which workload "
         f"{config.workload!r} {does} from; set data.name={mend}"
     )
-
-
-def require_each(model: object, **least: float) -> None:
-    """Refuse settings of a `Model`, by name, that are too small, or no numbers."""
-    for name, bound in least.items():
-        value = getattr(model, name)
-        if not bound <= value < math.inf:
-            raise ConfigError(f"model.{name} = {value!r} is out of range; choose {bound} or more")
-
-
-def require_share(model: object, name: str) -> None:
-    """Refuse a setting of a `Model` that is no share below 1."""
-    value = getattr(model, name)
-    if not 0 <= value < 1:
-        raise ConfigError(
-            f"model.{name} = {value!r} is out of range; choose 0 or more and less than 1"
-        )
-
-
-def require_one_of(key: str, value: str, valid: Collection[str]) -> None:
-    """Refuse a setting that is none of some words."""
-    if value not in valid:
-        raise ConfigError(f"{key} = {value!r} is none of {', '.join(valid)}{nearest(value, valid)}")

@@ -14,29 +14,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
+from fedwan.data.loader import map_rows
 from fedwan.site.group import reshard
 from fedwan.workloads.base import Batch
 
 
 def part_of(batch: Batch, num: int, index: int) -> Batch:
     """One of equal parts of a batch, any pytree of tensors (samples, …) and lists of text."""
-    if num == 1:
-        return batch
 
-    def cut(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return leaf.chunk(num)[index]
-        width = -(-len(leaf) // num)
-        return leaf[index * width : (index + 1) * width]
+    def cut(rows: Any) -> Any:
+        width = -(-len(rows) // num)
+        return rows[index * width : (index + 1) * width]
 
-    part: Batch = tree_map(cut, batch, is_leaf=_is_text)
+    part: Batch = batch if num == 1 else map_rows(batch, cut)
     return part
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 class Processes:

@@ -23,7 +23,8 @@ from fedwan.data.shard import open_shard
 from fedwan.errors import FedwanError
 from fedwan.rng import NamedGenerators
 from fedwan.state import clone, hash_state, layout_of, state_of
-from fedwan.workloads.base import Batch, keep_local
+from fedwan.workloads.base import Batch
+from tests.support import keep_local
 
 COLUMNS = "system link rate_mbit rtt_ms loss steps h wall_s bytes_up bytes_down utilisation fd"
 LINK = WanLink(rate_mbit=200, rtt_ms=100)
@@ -73,7 +74,7 @@ def test_the_curve_is_of_the_average_that_fedwan_keeps_and_is_measured_afterward
     config: Any = SimpleNamespace(
         data=SimpleNamespace(batch=8), num_sites=2, half_life=64.0, seed=0
     )
-    workload = Stopwatch().watch(Weighed({"net": torch.nn.Linear(2, 2)}, {}))  # type: ignore[arg-type]
+    workload = Stopwatch().watch(Weighed({"net": torch.nn.Linear(2, 2)}, {}))
     nothing: Any = SimpleNamespace(held_out=None)
     part = Part(config, workload, nothing, nothing, nothing)
     spec = Spec("ddp", "digits_flow", 8, 1, points=2, options={"hash_at": 5})

@@ -31,7 +31,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
 from fedwan.protocol.agreement import Agreement
 from fedwan.protocol.gate import Gate
-from fedwan.protocol.policy import RoundPolicy, barrier
+from fedwan.protocol.policy import RoundPolicy
 from fedwan.protocol.registry import Registry
 from fedwan.protocol.round import Key, Round
 from fedwan.protocol.unmasking import Unmasking, hash_of
@@ -56,10 +56,10 @@ class Setup(NamedTuple):
 
 
 SETUPS = {
-    "all": Setup(barrier(3, patience_s=60.0), fp32(), 300),
-    "late": Setup(barrier(3, 2, 60.0, 1, has_deadline=True), int4(), 5000, strided(2, H)),
+    "all": Setup(RoundPolicy(3, 3, 60.0), fp32(), 300),
+    "late": Setup(RoundPolicy(3, 2, 60.0, True, 1), int4(), 5000, strided(2, H)),
     "arrivals": Setup(RoundPolicy(3, 1, 60.0, False, 2, 0.5, 1), int8(), 1200, whole, "samples"),
-    "masked": Setup(barrier(3, 2, 60.0), masked(4, 3), 1800),
+    "masked": Setup(RoundPolicy(3, 2, 60.0), masked(4, 3), 1800),
 }
 KEYS = {site: Ed25519PrivateKey.from_private_bytes(site.encode() * 16) for site in SITES}
 SEEDS = {site: [bytes([ord(site[1]), n] * 8) for n in range(3)] for site in SITES}
@@ -282,9 +282,9 @@ class RunByHand:
             return None
         masking.present = None
         merged: State
-        first = masking.sizes.of(index, version)
+        first = masking.sizes(index, version)
         merged, _ = merger.open(masks, first)
-        masking.sizes.set(index, version + 1, memoryview(first).cast("H").tolist())  # as sent
+        masking.set_sizes(index, version + 1, memoryview(first).cast("H").tolist())  # as sent
         return merged
 
 

@@ -49,7 +49,7 @@ class Desk:
 
     def answer(self, request: Any) -> dict[str, Any]:
         config, hub = Config(steps=40, h=4, sites=3), self.bench.hub
-        run: Any = SimpleNamespace(hub=hub, config=config, totals=Totals(), event=hub.event)
+        run: Any = SimpleNamespace(hub=hub, config=config, totals=Totals())
         return members.answer(run, request)
 
     def ask(self, verb: str, site: str = "") -> dict[str, Any]:

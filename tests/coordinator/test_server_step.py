@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from fedwan import outer
 from fedwan.codecs import plain
 from fedwan.config import InnerConfig
-from fedwan.coordinator.server_step import ServerStep, mirror_inner, step_inner, step_outer
+from fedwan.coordinator.server_step import MirrorInner, ServerStep, StepInner, step_outer
 from fedwan.errors import CheckpointError, ConfigError, UserError
 from fedwan.state import Layout, Role, State, clone, read_tensors, write_tensors
 from fedwan.workloads.optim import build_optimizer
@@ -71,10 +72,10 @@ BOTH = ("discriminator", "generator")
 KINDS = {
     "outer": step_outer(TRANSFORMS),
     **{
-        name: mirror_inner({network: InnerConfig(name, lr=1e-2) for network in BOTH})
+        name: partial(MirrorInner, inner={network: InnerConfig(name, lr=1e-2) for network in BOTH})
         for name in ("adam", "adamw", "sgd")
     },
-    "server": step_inner({network: InnerConfig("adam", lr=1e-2) for network in BOTH}),
+    "server": partial(StepInner, inner={network: InnerConfig("adam", lr=1e-2) for network in BOTH}),
 }
 
 
@@ -131,7 +132,7 @@ def test_an_outer_step_that_breaks_the_weights_is_refused_before_it_moves_them(
 def test_a_parameter_server_broadcasts_the_step_that_the_optimiser_takes() -> None:
     inner = {"discriminator": InnerConfig(lr=0.1), "generator": InnerConfig("sgd", 0.2, beta1=0.5)}
     model, theirs = random_state(0, LAYOUT), random_state(0, LAYOUT)
-    step = step_inner(inner)(model, LAYOUT)
+    step = StepInner(model, LAYOUT, inner)
     parameters = [n for n, s in LAYOUT.items() if s.role is Role.PARAMETER]
     optimizers = [
         build_optimizer(config, [theirs[n] for n in parameters if n.startswith(network)])

@@ -92,8 +92,8 @@ def test_every_format_gives_its_pictures_with_the_run_s_classes_and_resumes_to_t
     asked = config(tmp_path / "data", name, classes="cat,dog", split="own", flip=True)
     shard = open_one(asked)
     assert shard.num_samples == 18 and shard.held_out.x.shape == (12, 3, 16, 16)
-    assert not shard.public and shard.num_classes == 2
-    seen = shard.some(18)
+    assert not shard.public
+    seen = shard.drawn(18, 0)
     assert seen.x.abs().max() <= 1 and seen.x.dtype == torch.float32
     assert not bits(seen.x) & bits(shard.held_out.x)
     # A crop's class is its number's parity in every format.
@@ -141,9 +141,9 @@ def test_sites_share_out_the_files_and_hold_out_the_same_ones_of_all_folders(
     write_folder(tmp_path, range(240), CLASSES)
     asked = config(tmp_path, classes="cat,dog", split="by_label")
     shards = [open_one(asked, site, 2) for site in range(2)]
-    assert [len(set(shard.some(240).y.tolist())) for shard in shards] == [1, 1]
+    assert [len(set(shard.drawn(240, 0).y.tolist())) for shard in shards] == [1, 1]
     assert sum(shard.num_samples for shard in shards) == 240 - 24
-    seen, held = [bits(shard.some(240).x) for shard in shards], shards[0].held_out
+    seen, held = [bits(shard.drawn(240, 0).x) for shard in shards], shards[0].held_out
     assert torch.equal(held.x, shards[1].held_out.x)
     assert not seen[0] & seen[1] and not bits(held.x) & (seen[0] | seen[1])
     assert all(2 < int(half.sum()) < 10 for half in held.y.chunk(2)), "in no order"

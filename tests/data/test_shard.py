@@ -24,7 +24,7 @@ def test_sites_share_out_all_training_data_and_hold_out_the_same() -> None:
     assert sum(shard.num_samples for shard in shards) == 8000
     for shard in shards:
         assert shard.held_out is shards[0].held_out
-        assert shard.public and shard.num_classes == 8
+        assert shard.public
 
 
 def test_networks_may_be_told_the_site_instead_of_the_class() -> None:
@@ -34,7 +34,7 @@ def test_networks_may_be_told_the_site_instead_of_the_class() -> None:
     assert torch.equal(batches[0].x, batches[1].x)
     assert batches[0].y.tolist() == [2] * 64
     # The doctor compares samples of the same classes, and then tells the network the site.
-    assert torch.equal(shard.some(50).y, plain.some(50).y)
+    assert torch.equal(shard.drawn(50, 0).y, plain.drawn(50, 0).y)
     assert torch.equal(shard.held_out.y, plain.held_out.y)
     assert set(shard.tell(shard.held_out).y.tolist()) == {2}
     assert plain.tell(plain.held_out) is plain.held_out
@@ -86,7 +86,7 @@ def test_any_data_set_becomes_a_shard_with_held_out_samples_or_without() -> None
     assert shard.held_out is None and shard.num_samples == 10
     rows, numbers = next(shard.loader(4, torch.Generator()))
     assert torch.equal(rows[:, 0] // 6, numbers)
-    assert shard.some(3)[1].tolist() == [0, 4, 8]
+    assert len(shard.drawn(3, 0)[1]) == 3
     one, other = [{"latents": torch.ones(2)}] * 9, [{"latents": torch.zeros(2)}] * 3
     shard = dataset_of(page((one, other)), ASKED, "s1")
     assert shard.held_out["latents"].shape == (3, 2)

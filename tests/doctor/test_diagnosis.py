@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from fedwan.doctor import diagnosis
-from fedwan.doctor.diagnosis import LiveDoctor, diagnose
+from fedwan.doctor.diagnosis import Doctor, diagnose
 from fedwan.doctor.rules import SITE_RULES, Rule
 from fedwan.output.records import EventRecord, Record, RoundRecord, to_record
 from tests.doctor.records import SITES, at, figures, healthy
@@ -79,7 +79,7 @@ def rows(version: int) -> list[dict[str, object]]:
 
 
 def test_a_finding_is_logged_once_and_becomes_an_event(caplog: pytest.LogCaptureFixture) -> None:
-    doctor = LiveDoctor()
+    doctor = Doctor()
     with caplog.at_level(logging.INFO, diagnosis.__name__):
         events = [*doctor.look([rows(1), rows(2)]), *doctor.look([rows(3), rows(4), rows(5)])]
     (row,) = [event for event in events if event["site"] == "s2"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fedwan.config import dump
 from fedwan.output import live
 from fedwan.output.board import Board
 from fedwan.output.live import Follower, _plain_line, render_board, watch
@@ -143,8 +144,9 @@ def test_a_resumed_run_expects_every_site_again_and_keeps_its_sums(tmp_path: Pat
 
 
 def test_a_follower_knows_what_the_files_hold_and_bears_damage(tmp_path: Path) -> None:
-    follower = Follower(tmp_path, make_config(tmp_path))
+    follower = Follower(tmp_path, config := make_config(tmp_path))
     follower.poll()
+    dump(config, tmp_path / "config.yaml")
     recorder = Recorder(tmp_path)
     for version in (1, 2, 3):
         recorder.write(round_row(version, "s1"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedwan.errors import SessionLost, SiteDrained, SiteEjected
-from fedwan.protocol.policy import RoundPolicy, barrier
+from fedwan.protocol.policy import RoundPolicy
 from fedwan.protocol.registry import Registry
 from fedwan.protocol.rounds import Rounds
 from tests.protocol.test_rounds import Sent, Update, close, make, send
@@ -89,7 +89,7 @@ def verdict(rounds: Rounds[Sent, Update]) -> tuple[str, list[str]]:
 
 
 def test_a_round_does_not_wait_for_a_site_that_left_but_merges_what_it_sent() -> None:
-    rounds = make(barrier(3))
+    rounds = make(RoundPolicy(3, 3))
     rounds.begin(0.0)
     send(rounds, "s3", 0)
     rounds.expect(["s1"])  # s2 has sent nothing, s3 has
@@ -104,7 +104,7 @@ def test_a_round_does_not_wait_for_a_site_that_left_but_merges_what_it_sent() ->
 
 
 def test_a_site_that_is_back_is_waited_for_in_site_order() -> None:
-    rounds = make(barrier(3))
+    rounds = make(RoundPolicy(3, 3))
     rounds.expect(["s1", "s3"])
     rounds.begin(0.0)
     send(rounds, "s3", 0)
@@ -116,7 +116,7 @@ def test_a_site_that_is_back_is_waited_for_in_site_order() -> None:
 
 
 def test_what_an_ejected_site_sent_is_dropped_unless_it_was_merged() -> None:
-    rounds = make(barrier(3))
+    rounds = make(RoundPolicy(3, 3))
     rounds.begin(0.0)
     for name in ("s1", "s2"):
         send(rounds, name, 0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.pace import Paces, balanced_steps
-from fedwan.protocol.policy import RoundPolicy, barrier
+from fedwan.protocol.policy import RoundPolicy
 
 sites = st.integers(1, 20)
 seconds = st.floats(0, 1e6)
@@ -17,7 +17,7 @@ seconds = st.floats(0, 1e6)
 @settings(deadline=None)
 @given(sites, sites, st.integers(0, 20))
 def test_a_quorum_is_asked_for_only_when_patience_is_over(num: int, quorum: int, seen: int) -> None:
-    policy = barrier(num, quorum=min(quorum, num), patience_s=10.0)
+    policy = RoundPolicy(num, min(quorum, num), 10.0)
     before, after = policy.decide(seen, 9.9), policy.decide(seen, 10.0)
     assert before == ("close" if seen >= num else "wait")
     assert after == ("close" if seen >= min(quorum, num) else "stop")
@@ -31,7 +31,7 @@ past = st.lists(st.floats(0.01, 1e3), max_size=60)
 def test_a_deadline_never_closes_a_round_below_its_quorum(
     num: int, quorum: int, seen: int, elapsed: float, seconds_of_past: list[float]
 ) -> None:
-    policy = barrier(num, quorum=min(quorum, num), patience_s=10.0, has_deadline=True)
+    policy = RoundPolicy(num, min(quorum, num), 10.0, has_deadline=True)
     if policy.decide(seen, elapsed, seconds_of_past) == "close":
         assert seen >= min(num, policy.quorum)
     assert policy.deadline_s(seconds_of_past) <= 10.0

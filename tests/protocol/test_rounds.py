@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedwan.codecs import fp32
 from fedwan.fragments import Fragment, whole
 from fedwan.link import wire_pb2 as wire
-from fedwan.protocol.policy import RoundPolicy, barrier
+from fedwan.protocol.policy import RoundPolicy
 from fedwan.protocol.round import Key, Merge
 from fedwan.protocol.rounds import Rounds
 from fedwan.state import Role, TensorSpec
@@ -69,7 +69,7 @@ def close(rounds: Rounds[Sent, Update], *sites: str, live: int = 3) -> list[tupl
 def test_behind_a_barrier_sites_are_merged_in_their_order_whatever_the_arrivals(
     order: list[str],
 ) -> None:
-    rounds = make(barrier(3))
+    rounds = make(RoundPolicy(3, 3))
     rounds.begin(0.0)
     merged: list[str] = []
     for site in order:
@@ -81,7 +81,7 @@ def test_behind_a_barrier_sites_are_merged_in_their_order_whatever_the_arrivals(
 
 
 def test_a_round_that_is_held_merges_when_it_closes_without_what_is_left_out() -> None:
-    rounds = make(barrier(3, 3, 10.0, max_staleness=1))
+    rounds = make(RoundPolicy(3, 3, 10.0, max_staleness=1))
     rounds.begin(0.0).is_held = True
     for number, site in enumerate(SITES, start=1):
         send(rounds, site, 0)
@@ -96,7 +96,7 @@ def test_a_round_that_is_held_merges_when_it_closes_without_what_is_left_out() -
 
 
 def test_fragments_take_turns_by_when_they_are_due() -> None:
-    rounds = make(barrier(1, 1), num_fragments=2, num_versions=2)
+    rounds = make(RoundPolicy(1, 1), num_fragments=2, num_versions=2)
     turns = []
     while not rounds.is_done:
         present = rounds.begin(0.0)
@@ -112,7 +112,7 @@ def test_fragments_take_turns_by_when_they_are_due() -> None:
 
 @pytest.mark.parametrize("max_staleness", [0, 2])
 def test_a_late_contribution_is_merged_after_the_others_or_dropped(max_staleness: int) -> None:
-    rounds = make(barrier(3, 2, 10.0, max_staleness=max_staleness))
+    rounds = make(RoundPolicy(3, 2, 10.0, max_staleness=max_staleness))
     assert close(rounds, "s2", "s3") == [("s2", 0, 0), ("s3", 0, 0)]
     if not max_staleness:
         for _ in range(3):  # stripes, or attempts
@@ -131,7 +131,7 @@ def test_a_late_contribution_is_merged_after_the_others_or_dropped(max_staleness
 
 
 def test_only_the_present_version_and_the_next_are_wanted() -> None:
-    rounds = make(barrier(3))
+    rounds = make(RoundPolicy(3, 3))
     wanted = [rounds.settled(Key(0, version, "s1")) for version in range(3)]
     assert wanted == ["", "", "stale"]  # a site may be ahead of an update that is not out yet
     send(rounds, "s1", 0)
@@ -186,7 +186,7 @@ def test_a_pace_of_the_sites_own_ends_with_the_samples_of_all() -> None:
 
 @pytest.mark.parametrize("most", [0, 2])
 def test_what_a_closed_round_was_not_given_is_late_though_its_update_is_not_out(most: int) -> None:
-    rounds = make(barrier(3, 2, 10.0, max_staleness=most))
+    rounds = make(RoundPolicy(3, 2, 10.0, max_staleness=most))
     for version in range(3):
         rounds.begin(0.0)
         for site in SITES[:2]:
@@ -203,7 +203,7 @@ def test_what_a_closed_round_was_not_given_is_late_though_its_update_is_not_out(
 
 
 def test_an_update_is_waited_for_then_ready_then_superseded_and_in_the_end_done() -> None:
-    rounds = make(barrier(3, 2, 10.0))
+    rounds = make(RoundPolicy(3, 2, 10.0))
     assert rounds.answer("s1", 0, 1) == (Header.NOT_YET, None)
     close(rounds, "s1", "s2")
     assert rounds.answer("s1", 0, 1) == (Header.READY, Update(1))
@@ -220,7 +220,7 @@ def test_an_update_is_waited_for_then_ready_then_superseded_and_in_the_end_done(
 
 
 def test_an_update_s_memory_is_freed_once_all_sites_have_it() -> None:
-    rounds = make(barrier(3))
+    rounds = make(RoundPolicy(3, 3))
     close(rounds, *SITES)
     for site in SITES[:2]:
         rounds.announce(Key(0, 1, site), 0.0)
@@ -230,7 +230,7 @@ def test_an_update_s_memory_is_freed_once_all_sites_have_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", [RoundPolicy(3, 1, arrivals_from=0), barrier(3, 2, has_deadline=True)]
+    "policy", [RoundPolicy(3, 1, arrivals_from=0), RoundPolicy(3, 2, has_deadline=True)]
 )
 def test_past_updates_are_kept_up_to_the_weight_of_their_fragment(policy: RoundPolicy) -> None:
     rounds = make(policy)
@@ -248,7 +248,7 @@ def test_past_updates_are_kept_up_to_the_weight_of_their_fragment(policy: RoundP
 
 def test_where_the_sites_stand_that_keep_up_follows_from_their_last_rounds() -> None:
     """H = 2, one step a half second; contributions leave 3 s after a round has begun."""
-    rounds = make(barrier(3, 2, has_deadline=True), num_versions=20)
+    rounds = make(RoundPolicy(3, 2, has_deadline=True), num_versions=20)
     for version in range(6):
         rounds.begin(10.0 * version)
         assert (rounds.others_step(10.0 * version + 2.0) > 0) == (version > 0), "nothing is known"
@@ -264,7 +264,7 @@ def test_where_the_sites_stand_that_keep_up_follows_from_their_last_rounds() -> 
 
 
 def test_a_site_that_missed_an_update_it_is_merged_into_has_all_sites_begin_anew() -> None:
-    rounds = make(barrier(3, 1, 10.0))
+    rounds = make(RoundPolicy(3, 1, 10.0))
     close(rounds, "s1")
     close(rounds, "s2")
     assert rounds.answer("s2", 0, 1)[0] == Header.SUPERSEDED and rounds.tell("s2", 0).anew_from == 0
@@ -276,7 +276,7 @@ def test_a_site_that_missed_an_update_it_is_merged_into_has_all_sites_begin_anew
 def test_what_a_new_process_has_lost_others_are_not_corrected_for(
     checkpoint: int, anew_from: int
 ) -> None:
-    rounds = make(barrier(3, 1, 10.0))
+    rounds = make(RoundPolicy(3, 1, 10.0))
     close(rounds, "s1")
     rounds.note_back("s1", checkpoint)
     assert rounds.tell("s2", 0).anew_from == anew_from
@@ -285,11 +285,11 @@ def test_what_a_new_process_has_lost_others_are_not_corrected_for(
 @pytest.mark.parametrize(
     ("policy", "merged", "checkpoint", "is_behind"),
     [
-        (barrier(3), "s1 s2 s3", 1, True),
-        (barrier(3), "", 1, True),  # the coordinator is new
-        (barrier(3), "s1 s2 s3", 2, False),
-        (barrier(3), "s1 s2 s3", 0, False),
-        (barrier(3, 2), "s1 s2 s3", 1, False),  # others go on meanwhile
+        (RoundPolicy(3, 3), "s1 s2 s3", 1, True),
+        (RoundPolicy(3, 3), "", 1, True),  # the coordinator is new
+        (RoundPolicy(3, 3), "s1 s2 s3", 2, False),
+        (RoundPolicy(3, 3), "s1 s2 s3", 0, False),
+        (RoundPolicy(3, 2), "s1 s2 s3", 1, False),  # others go on meanwhile
     ],
 )
 def test_who_lost_what_it_had_after_the_last_round_takes_its_steps_again(
@@ -310,7 +310,7 @@ def test_who_lost_what_it_had_after_the_last_round_takes_its_steps_again(
 
 @pytest.mark.parametrize("has_deadline", [False, True])
 def test_a_quorum_does_not_wait_for_who_has_gone(has_deadline: bool) -> None:
-    rounds = make(barrier(3, 2, has_deadline=has_deadline))
+    rounds = make(RoundPolicy(3, 2, has_deadline=has_deadline))
     rounds.begin(0.0)
     send(rounds, "s1", 0)
     assert rounds.advance(1.0, 1, ["s3"])[0] == "wait"
@@ -319,14 +319,14 @@ def test_a_quorum_does_not_wait_for_who_has_gone(has_deadline: bool) -> None:
     send(rounds, "s2", 0)
     assert rounds.advance(1.0, 3)[0] == "wait"
     assert rounds.advance(1.0, 2, ["s3"])[0] == "close"
-    barrier_of_all = make(barrier(3))
+    barrier_of_all = make(RoundPolicy(3, 3))
     barrier_of_all.begin(0.0)
     send(barrier_of_all, "s1", 0)
     assert barrier_of_all.advance(1.0, 1, ["s2", "s3"])[0] == "wait"
 
 
 def test_a_quorum_does_not_wait_for_who_was_refused_three_times() -> None:
-    rounds = make(barrier(3, quorum=2))
+    rounds = make(RoundPolicy(3, 2))
     present = rounds.begin(0.0)
     send(rounds, "s1", 0)
     rounds.refused["s2"] = 3
@@ -359,7 +359,7 @@ inputs = st.lists(
 def test_each_contribution_is_merged_once_or_dropped(
     steps: list[tuple[str, str]], max_staleness: int, quorum: int, arrives: bool
 ) -> None:
-    policy = barrier(3, quorum, 5.0, max_staleness=max_staleness)
+    policy = RoundPolicy(3, quorum, 5.0, max_staleness=max_staleness)
     if arrives:
         policy = RoundPolicy(3, quorum, 1e9, max_staleness=max_staleness, arrivals_from=0)
     rounds = make(policy, num_versions=10**6)
@@ -387,7 +387,7 @@ def test_each_contribution_is_merged_once_or_dropped(
 
 
 def test_of_a_sum_that_an_earlier_start_closed_an_ejected_site_s_part_stays() -> None:
-    rounds = make(barrier(3, 2, 600.0), num_fragments=2)
+    rounds = make(RoundPolicy(3, 2, 600.0), num_fragments=2)
     for index in (0, 1):
         sent = Sent(wire.Work(steps=2, samples=2))
         rounds.close_again(index, [Merge(Key(index, 0, site), sent, 0, 1.0) for site in SITES])

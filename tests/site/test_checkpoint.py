@@ -17,9 +17,8 @@ from fedwan.site.checkpoint import Ledger, SiteCheckpoints
 from fedwan.site.meter import Work
 from fedwan.site.replica import Replica
 from fedwan.state import write_tensors
-from fedwan.workloads.base import keep_local
 from tests.planes import in_thread
-from tests.support import BATCH, NET, TinyWorkload, same_bits, tiny_shard
+from tests.support import BATCH, NET, TinyWorkload, keep_local, same_bits, tiny_shard
 
 
 class Site:

@@ -10,7 +10,7 @@ import pytest
 
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
-from fedwan.protocol.policy import barrier
+from fedwan.protocol.policy import RoundPolicy
 from fedwan.site.group import Group
 from fedwan.site.place import Place
 
@@ -21,7 +21,7 @@ PER_S = 10.0
 def make(versions: list[int], *, has_deadline: bool = True) -> Any:
     """Two fragments that leave after steps 10 and 15, 20 and 25, …"""
     place: Any = Place.__new__(Place)
-    place.strategy = SimpleNamespace(h=10, policy=barrier(4, 3, has_deadline=has_deadline))
+    place.strategy = SimpleNamespace(h=10, policy=RoundPolicy(4, 3, has_deadline=has_deadline))
     place.replica = SimpleNamespace(group=Group())
     place.meter = SimpleNamespace(speed=lambda: PER_S)
     place.fragments = [Fragment(0, {}), Fragment(1, {}, offset=5)]

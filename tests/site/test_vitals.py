@@ -11,8 +11,8 @@ from fedwan.doctor.rules import LEAST_DISTINCT
 from fedwan.rng import NamedGenerators
 from fedwan.site import vitals
 from fedwan.site.vitals import Vitals, data_figures, distinct_share
-from fedwan.workloads.base import Batch, keep_local
-from tests.support import ADAM, TinyWorkload, tiny_shard
+from fedwan.workloads.base import Batch
+from tests.support import ADAM, TinyWorkload, keep_local, tiny_shard
 
 
 def images(seed: int = 0) -> Tensor:
@@ -92,7 +92,6 @@ def test_held_out_samples_are_of_the_training_samples_classes() -> None:
     shard = Shard(
         train=InMemory(Batch(x[labels < 3], labels[labels < 3])),
         held_out=Batch(x, labels),
-        num_classes=10,
         public=False,
     )
     workload = Examined()
@@ -120,7 +119,7 @@ def test_smoothness_tells_images_from_noise_whatever_their_range() -> None:
 def told(shard: Shard, seed: int = 0) -> float:
     """What the site tells of its shard."""
     workload = TinyWorkload({"net": ADAM})
-    some = shard.some(2)
+    some = shard.drawn(2, 0)
     look = Vitals(workload, shard, 1, 16, seed, "s1")
     (figures,) = [found for _ in range(16) if (found := look.after_step(some))]
     assert float(figures["shard/samples"]) == shard.num_samples
@@ -138,9 +137,7 @@ def test_a_shard_in_memory_is_told_from_some_dozens_of_its_images(
     keys = torch.arange(400) // (10 if copied else 1)
     images = torch.rand(400, 1, 8, 8, generator=torch.Generator().manual_seed(0))[keys]
     monkeypatch.setattr(vitals, "MOST_BYTES", 42 * 4 * images[0].numel())
-    shard = Shard(
-        InMemory(Batch(images, keys)), Batch(images[:8], keys[:8]), num_classes=1, public=False
-    )
+    shard = Shard(InMemory(Batch(images, keys)), Batch(images[:8], keys[:8]), public=False)
     seeds = range(20)
     shares = [told(shard, seed) for seed in seeds]
     assert shares == [told(shard, seed) for seed in seeds]

@@ -16,8 +16,10 @@ from fedwan.errors import ConfigError
 from fedwan.rng import NamedGenerators
 from fedwan.site.replica import Replica
 from fedwan.state import State, clone
-from fedwan.workloads.base import Batch, Reduce, Workload, keep_local
+from fedwan.workloads.base import Batch, Reduce
+from fedwan.workloads.descent import Descent
 from fedwan.workloads.settings import resolve_page
+from tests.support import keep_local
 
 CPU = torch.device("cpu")
 MLP = {"width": 16, "depth": 2, "euler_steps": 6}
@@ -30,7 +32,7 @@ class Run:
     def __init__(self, recipe: ModuleType, config: Config, site: int = 0) -> None:
         resolve_page(recipe, config)
         self.config = config
-        self.workload: Workload = recipe.build(config, CPU)
+        self.workload: Descent = recipe.build(config, CPU)
         self.replica = Replica(self.workload.networks, self.workload.optimizers)
         self.rng = NamedGenerators(config.seed, f"s{site + 1}")
         self.shard = open_shard(config.data, site, config.sites, config.seed)

@@ -21,7 +21,6 @@ from fedwan.data import files, open_shard
 from fedwan.errors import ConfigError
 from fedwan.rng import NamedGenerators, derive_seed
 from fedwan.simulation import simulate
-from fedwan.workloads.base import keep_local
 from fedwan.workloads.settings import resolve_page
 from sites import text_to_image
 from tests.sites.pipelines import (
@@ -31,6 +30,7 @@ from tests.sites.pipelines import (
     stable_diffusion_xl,
 )
 from tests.sites.support import CPU, refused
+from tests.support import keep_local
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from fedwan.rng import NamedGenerators
 from fedwan.simulation import Absence, simulate
 from fedwan.state import State
 from fedwan.weights import export
-from fedwan.workloads.base import keep_local
 from fedwan.workloads.optim import build_optimizers
 from tests.support import (
     ADAM,
@@ -24,6 +23,7 @@ from tests.support import (
     NET,
     Ran,
     TinyWorkload,
+    keep_local,
     run_tiny,
     same_bits,
     take_part,

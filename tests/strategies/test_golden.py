@@ -16,14 +16,22 @@ from fedwan.codecs import fp32, topk2
 from fedwan.config import InnerConfig
 from fedwan.coordinator.server_step import step_outer
 from fedwan.fragments import Fragment, due_step, often, strided, whole
-from fedwan.protocol.policy import barrier
+from fedwan.protocol.policy import RoundPolicy
 from fedwan.rng import NamedGenerators
 from fedwan.state import State, layout_of, state_of
 from fedwan.strategy import Overlap, Strategy
-from fedwan.workloads.base import keep_local
 from strategies.eager_diloco import Eager, LookAhead
 from strategies.scaffnew import ControlVariates
-from tests.support import ADAM, BATCH, NET, TinyWorkload, run_tiny, tiny_config, tiny_shard
+from tests.support import (
+    ADAM,
+    BATCH,
+    NET,
+    TinyWorkload,
+    keep_local,
+    run_tiny,
+    tiny_config,
+    tiny_shard,
+)
 
 GAN = {"discriminator": ADAM, "generator": ADAM}
 SITES, H, STEPS = 3, 6, 24
@@ -143,7 +151,7 @@ def test_fragments_overlap_and_networks_that_travel_more_often_follow_the_equati
         step_outer({network: outer.nesterov(LR, MOMENTUM) for network in net}),
         fp32(),
         fp32(),
-        barrier(SITES),
+        RoundPolicy(SITES, SITES),
         overlap=overlap,
         hook=partial(LookAhead, {"velocity": OWN}) if eager else None,
     )
@@ -160,7 +168,7 @@ def test_control_variates_follow_the_equations(
     """Scaffnew, algorithm 1: x <- x - step + e; e <- e + (mean x - x) / H; and pushes of all."""
     cut = often({"discriminator": often_by}, whole) if often_by > 1 else whole
     step = step_outer({network: outer.sgd(1.0) for network in GAN})
-    policy = barrier(SITES)
+    policy = RoundPolicy(SITES, SITES)
     hook = partial(ControlVariates, dict.fromkeys(GAN, momentum))
     strategy = Strategy("delta", H, cut, step, fp32(), fp32(), policy, hook=hook)
     ran = run_tiny(tmp_path, tiny_config("diloco", GAN, sites=SITES, h=H, steps=STEPS), strategy)
@@ -224,7 +232,7 @@ def reference_of_feedback(owes: str) -> State:
 
 @pytest.mark.parametrize("owes", ["residual", "weights"])
 def test_what_is_owed_is_sent_later(owes: Any, tmp_path: Path) -> None:
-    step, policy = step_outer({"velocity": outer.sgd(1.0)}), barrier(SITES)
+    step, policy = step_outer({"velocity": outer.sgd(1.0)}), RoundPolicy(SITES, SITES)
     strategy = Strategy("delta", H, whole, step, topk2(MOMENTUM), fp32(), policy, owes=owes)
     ran = run_tiny(tmp_path, tiny_config(sites=SITES, h=H, steps=STEPS), strategy)
     torch.testing.assert_close(ran.state, reference_of_feedback(owes), rtol=1e-4, atol=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from fedwan import outer
 from fedwan.codecs import fp32
-from fedwan.coordinator.server_step import step_inner, step_outer
+from fedwan.coordinator.server_step import StepInner, step_outer
 from fedwan.fragments import whole
 from fedwan.link.base import Link
 from fedwan.protocol.policy import RoundPolicy
@@ -180,7 +181,7 @@ def test_a_warm_up_is_diloco_behind_a_barrier(tmp_path: Path) -> None:
 def test_parameter_server_follows_the_equations(tmp_path: Path) -> None:
     """θ' = Adam(θ, g_i / (1 + s)) at the coordinator, for every gradient that comes."""
     policy = RoundPolicy(SITES, quorum=2, max_staleness=8, discount=1.0, arrivals_from=0)
-    step = step_inner(NET)
+    step = partial(StepInner, inner=NET)
     strategy = Strategy("gradient", 1, whole, step, fp32(), fp32(), policy, clock="samples")
     ran = run(strategy, tmp_path, UNEVEN)
     sites = [Site(index) for index in range(SITES)]

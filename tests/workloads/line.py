@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedwan._config_tree import setting, span
 from fedwan.config import Config, InnerConfig
 from fedwan.data import source_of
 from fedwan.models.layers import clamp_images
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.workloads.base import Batch
 from fedwan.workloads.descent import Simple
-from fedwan.workloads.settings import require_each
 
 NETWORKS = {"velocity": "regression"}
 USES = ("site.*",)
@@ -23,13 +23,8 @@ DEFAULTS = {"data.batch": 64, "steps": 1000, "inner.*": InnerConfig(lr=3e-3)}
 class Model:
     """Settings under `model.*`."""
 
-    width: int = 32
+    width: int = setting(32, span(1))
     """Of the hidden layer."""
-
-
-def check(config: Config) -> None:
-    """Refuse what cannot be built."""
-    require_each(Model(**config.model), width=1)
 
 
 def build(config: Config, device: torch.device | str) -> Simple:
