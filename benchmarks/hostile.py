@@ -65,7 +65,7 @@ def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     now = _run(case, steps, seed)
     found = now.parties[HOSTILE]
     refusals = [row for row in now.journal if row["event"] == "rejected"]
-    others = [row for row in refusals if row["site"] != HOSTILE]
+    others = [row for row in refusals if row["site"] not in (HOSTILE, None)]
     for row in others[:5]:
         print(f"{row['site']} is named: {row['text']}", flush=True)
     return {
