@@ -115,9 +115,7 @@ class Site:
             names = site_names(config)
             needed = config.round.quorum or len(names)
             self._masker = Masker(member.identity, member.run_id, names, needed, member.folder)
-        self._stub = CoordinatorStub(
-            link, member.run_id, replica.layout, group=group, masker=self._masker
-        )
+        self._stub = CoordinatorStub(link, member.run_id, replica, self._masker)
         self.meter = Meter(link)
         self._checkpoints = SiteCheckpoints(
             *(member.folder, replica, hook.state, script.state),
