@@ -26,6 +26,7 @@ from cryptography import x509
 from google.protobuf.message import DecodeError
 
 from fedwan.codecs.payload import Bytes
+from fedwan.config import Config
 from fedwan.errors import ConfigError, FedwanError, PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.admission import Admission, Lapse, Renewable, refusal
@@ -73,30 +74,24 @@ _BLOCK_BYTES = 1 << 22
 class DataPlane:
     """Serves a hub over mutual TLS; port 0 takes a free one, a port in use is a `ConfigError`.
 
-    Each of `num_sites` may have so many calls under way, a thread each, and no more: every stripe,
-    waiting download and Control stream is one. They share the memory for what arrives, too.
-    `pace_mbit` is what the connections of one site may carry down together (0: no
-    limit); the sites' kernels are taken to be like ours.
+    Each of the run's sites may have so many calls under way, a thread each, and no more: every
+    stripe, waiting download and Control stream is one. They share the memory for what arrives, too.
+    `link.pace_mbit` is what the connections of one site may carry down together (0: no limit); the
+    sites' kernels are taken to be like ours.
     """
 
     def __init__(
         self,
         hub: Hub,
         identity: Identity,
-        host: str,
-        port: int,
-        *,
-        num_sites: int = 1,
-        num_fragments: int = 1,
-        congestion: str = "auto",
-        pace_mbit: float = 0.0,
+        config: Config,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self._hub = hub
         self._admission = Admission(identity.folder)
         self._calls: dict[Any, tuple[str, x509.Certificate]] = {}
         """Those under way, each with its site and the certificate that it came with."""
-        self._most_calls = threads_per_site(num_fragments)
+        self._most_calls = threads_per_site(config.stream.fragments)
         self._stopping = threading.Event()
         self._heartbeat_s = heartbeat_s
         self._packed = PackedOnce()
@@ -104,12 +99,13 @@ class DataPlane:
         """Of what each site downloads, by kind."""
         # Torch keeps this number by thread. Of many calls that check payloads at once, each with a
         # team of threads, most wait for their teams.
-        self._num_threads = num_threads = num_sites * self._most_calls + SPARE_THREADS
+        self._num_threads = num_threads = config.num_sites * self._most_calls + SPARE_THREADS
         self._pool = ThreadPoolExecutor(num_threads, "data-plane", torch.set_num_threads, (1,))
         self._most_connections = _most_connections(num_threads)
-        self._congestion = Congestion(congestion)
-        channels = num_channels(self._congestion.is_bbr, bool(pace_mbit))
-        self._congestion.pace_mbit = pace_mbit / channels
+        link = config.link
+        self._congestion = Congestion(link.congestion)
+        channels = num_channels(self._congestion.is_bbr, bool(link.pace_mbit))
+        self._congestion.pace_mbit = link.pace_mbit / channels
         options = [
             *OPTIONS,
             ("grpc.so_reuseport", 0),  # a port in use is an error, not one shared with a stranger
@@ -117,7 +113,7 @@ class DataPlane:
             ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
             ("grpc.max_concurrent_streams", self._most_calls),  # of one connection
             ("grpc.max_allowed_incoming_connections", self._most_connections),
-            *window_options(num_sites, channels),
+            *window_options(config.num_sites, channels),
         ]
         self._server = grpc.server(
             self._pool, options=options, maximum_concurrent_rpcs=num_threads + WAITING_CALLS
@@ -126,16 +122,14 @@ class DataPlane:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, calls),)
         )
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        credentials = Renewable(identity).grpc_server_credentials()
         try:
-            self.port = self._server.add_secure_port(
-                address, Renewable(identity).grpc_server_credentials()
-            )
+            self.port = self._server.add_secure_port(link.listen, credentials)
         except RuntimeError:
             self.port = 0
         if not self.port:
             raise ConfigError(
-                f"the data plane cannot listen on {address}, it is in use or not an address "
+                f"the data plane cannot listen on {link.listen}, it is in use or not an address "
                 "of this machine; set link.listen"
             )
 

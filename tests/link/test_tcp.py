@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fedwan.config import LinkConfig
 from fedwan.link import tcp
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.tcp import Congestion, read_state
@@ -92,7 +93,7 @@ def test_an_upload_and_its_server_run_with_the_wish(
     """Both ends are in this process, so its sockets tell."""
     bench = Bench(tmp_path, num_values=1_000_000)
     payload = random_payload(1, bench.layout)
-    with joined(bench, identities, channels=3, congestion=other) as link:
+    with joined(bench, identities, LinkConfig(congestion=other), channels=3) as link:
         assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
         port = int(link._address.rpartition(":")[2])
         peers = [sock.getpeername()[1] for sock in tcp._connected_to(link._address)]

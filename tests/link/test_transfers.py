@@ -13,6 +13,7 @@ import torch
 
 from fedwan.codecs import fp32
 from fedwan.codecs.payload import Bytes
+from fedwan.config import LinkConfig
 from fedwan.errors import FedwanError, LinkLost
 from fedwan.link import client
 from fedwan.link import wire_pb2 as wire
@@ -260,7 +261,7 @@ def test_without_a_setting_it_is_four_channels_or_one_under_bbr_or_a_pace(
 ) -> None:
     cases = [num_channels(bbr, pace) for bbr in (False, True) for pace in (False, True)]
     assert cases == [4, 1, 1, 1]
-    with dialling(1, identities / "s1", channels=0, pace_mbit=50.0) as link:
+    with dialling(1, identities / "s1", LinkConfig(pace_mbit=50.0), channels=0) as link:
         assert link.num_channels == 1
 
 
