@@ -120,7 +120,7 @@ class Host:
         """One site, from joining to farewell."""
         identity = Identity.load(self._folder / "pki" / name)
         # Packed or not by how busy the cores are, bytes would not compare.
-        link = GrpcLink(self._ticket["address"], identity, packs=False)
+        link = GrpcLink(self._ticket["address"], identity, self.config.link, packs=False)
         stub = CoordinatorStub(link, self._ticket["run_id"], self._replica)
         hello = wire.Hello(site=name, session=uuid.uuid4().hex)
         hello.MergeFrom(self._hello)

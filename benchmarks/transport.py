@@ -255,7 +255,8 @@ if __name__ == "__main__":
     tune_allocator()  # as both services do
     if rest:
         identity = Identity.load(Path(folder) / "s1")
-        link = GrpcLink(address, identity, congestion=congestion, packs=rest[1] == "1")
+        settings = LinkConfig(congestion=congestion)
+        link = GrpcLink(address, identity, settings, packs=rest[1] == "1")
         serve_orders(link, (address.partition(":")[0], int(rest[0])), congestion)
     else:
         serve(Path(folder), congestion, address)

@@ -187,8 +187,8 @@ def dialling(
         "patience_s": 30.0,
         "heartbeat_s": 0.1,
     }
-    given |= {"packs": False, "congestion": link.congestion, "pace_mbit": link.pace_mbit} | settings
-    with closing(GrpcLink(f"127.0.0.1:{port}", identity, **given)) as found:
+    given |= {"packs": False} | settings
+    with closing(GrpcLink(f"127.0.0.1:{port}", identity, link, **given)) as found:
         yield found
 
 

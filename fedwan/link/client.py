@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 
 from fedwan.codecs.payload import Source
+from fedwan.config import LinkConfig
 from fedwan.errors import IdentityError, JoinRefused, SiteDrained, SiteEjected
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.admission import Renewable
@@ -27,7 +28,6 @@ from fedwan.link.rpc import (
     Patience,
     Stub,
     messages,
-    num_channels,
     watch,
 )
 from fedwan.link.tcp import Congestion
@@ -63,24 +63,22 @@ def dial(address: str, identity: Identity) -> grpc.Channel:
 class GrpcLink:
     """Implements `fedwan.link.base.Link`; transfers may run at the same time in several threads.
 
-    `channels` are TCP connections for payloads, beside the one for Control (0: `num_channels`).
-    `packs` lets a slow link's payloads be packed. `pace_mbit` is what all may carry up together,
-    with all headers (0: no limit). Memory: an upload copies one chunk per stripe at a time; a
-    download holds its payload once.
+    `channels` are TCP connections for payloads, beside the one for Control (0: what `Congestion`
+    says). `packs` lets a slow link's payloads be packed. Memory: an upload copies one chunk per
+    stripe at a time; a download holds its payload once.
     """
 
     def __init__(
         self,
         address: str,
         identity: Identity,
+        settings: LinkConfig,
         *,
         channels: int = 0,
         chunk_bytes: int = CHUNK_BYTES,
         heartbeat_s: float = HEARTBEAT_S,
         patience_s: float = 300.0,
-        congestion: str = "auto",
         packs: bool = True,
-        pace_mbit: float = 0.0,
     ) -> None:
         self._address = address
         self._renewable = Renewable(identity)
@@ -88,9 +86,8 @@ class GrpcLink:
         self._heartbeat_s = heartbeat_s
         self._patience_s = patience_s
         self._counter = ByteCounter()
-        tcp = Congestion(congestion)
-        self.num_channels = channels or num_channels(tcp.is_bbr, bool(pace_mbit))
-        tcp.pace_mbit = pace_mbit / self.num_channels
+        tcp = Congestion(settings)
+        self.num_channels = channels or tcp.num_channels
         self._channels = [dial(address, identity) for _ in range(1 + self.num_channels)]
         self._stubs = [
             Stub(channel, self._counter, address, identity) for channel in self._channels

@@ -1,9 +1,7 @@
 """The data plane's calls: methods, options, channels, bytes counted, and what to do if one fails.
 
 The service is the one of wire.proto; only chunks are read and written by `fedwan.link.framing`.
-Each channel is a TCP connection. Where a lost packet slows one down, four get more than one. Under
-bbr each of several is sure of the whole link, and they lose what they send to each other; one that
-is paced below the link's rate needs no others (docs/log.md). So it is four, or one.
+Each channel is a TCP connection.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from fedwan.errors import (
 )
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.framing import parser, serialize
-from fedwan.link.tcp import read_state
+from fedwan.link.tcp import NUM_CHANNELS, read_state
 from fedwan.link.tls import Identity
 
 log = logging.getLogger(__name__)
@@ -57,7 +55,6 @@ OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
 ]
 """Of both ends."""
-NUM_CHANNELS = 4
 MAX_WAITING = 16
 """Fragments of one site whose updates it waits for at once, unless there are more."""
 WINDOWS_BYTES = 64 << 20
@@ -157,11 +154,6 @@ class Stub:
                 response_deserializer=self._counter.receiving(method.read_reply),
             )
             setattr(self, name, call)
-
-
-def num_channels(is_bbr: bool, is_paced: bool) -> int:
-    """Channels of a site."""
-    return 1 if is_bbr or is_paced else NUM_CHANNELS
 
 
 def window_options(num_sites: int, channels: int) -> list[tuple[str, int]]:

@@ -43,7 +43,6 @@ from fedwan.link.rpc import (
     Watched,
     code_of,
     messages,
-    num_channels,
     threads_per_site,
     watch,
     window_options,
@@ -103,9 +102,7 @@ class DataPlane:
         self._pool = ThreadPoolExecutor(num_threads, "data-plane", torch.set_num_threads, (1,))
         self._most_connections = _most_connections(num_threads)
         link = config.link
-        self._congestion = Congestion(link.congestion)
-        channels = num_channels(self._congestion.is_bbr, bool(link.pace_mbit))
-        self._congestion.pace_mbit = link.pace_mbit / channels
+        self._congestion = Congestion(link)
         options = [
             *OPTIONS,
             ("grpc.so_reuseport", 0),  # a port in use is an error, not one shared with a stranger
@@ -113,7 +110,7 @@ class DataPlane:
             ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
             ("grpc.max_concurrent_streams", self._most_calls),  # of one connection
             ("grpc.max_allowed_incoming_connections", self._most_connections),
-            *window_options(config.num_sites, channels),
+            *window_options(config.num_sites, self._congestion.num_channels),
         ]
         self._server = grpc.server(
             self._pool, options=options, maximum_concurrent_rpcs=num_threads + WAITING_CALLS

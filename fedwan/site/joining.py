@@ -199,13 +199,7 @@ def choose_device(name: str) -> torch.device:
 
 def _open_link(config: Config, address: str, identity: Identity) -> Link:
     settings = config.link
-    link: Link = GrpcLink(
-        address,
-        identity,
-        patience_s=config.round.patience_s,
-        congestion=settings.congestion,
-        pace_mbit=settings.pace_mbit,
-    )
+    link: Link = GrpcLink(address, identity, settings, patience_s=config.round.patience_s)
     if settings.rate_mbit or settings.rtt_ms:
         link = ShapedLink(link, settings.rate_mbit, settings.rtt_ms)
     return link

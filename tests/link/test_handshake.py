@@ -91,7 +91,7 @@ def test_a_coordinator_listens_on_an_address_of_ipv6(
     with serving(bench.hub, tmp_path / "pki", LinkConfig(f"[{host}]:0")) as plane:
         address = f"[::1]:{plane.port}"
         assert handshake_complaint(address, identity) is None
-        with contextlib.closing(GrpcLink(address, identity, patience_s=5.0)) as link:
+        with contextlib.closing(GrpcLink(address, identity, LinkConfig(), patience_s=5.0)) as link:
             assert not link.join(bench.hello("s1")).refusal
             payload = payload_of(1.0, bench.layout)
             assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED

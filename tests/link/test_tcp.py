@@ -44,7 +44,7 @@ def pace_of(sock: socket.socket) -> int:
 def test_connections_to_the_coordinator_are_set_up_and_no_others(
     other: str, listener: socket.socket
 ) -> None:
-    port = listener.getsockname()[1]
+    port, wish = listener.getsockname()[1], LinkConfig(congestion=other, pace_mbit=98.5)
     with (
         socket.create_server(("127.0.0.1", 0)) as elsewhere,
         socket.create_connection(("127.0.0.1", port)) as ours,
@@ -52,8 +52,8 @@ def test_connections_to_the_coordinator_are_set_up_and_no_others(
         listener.accept()[0] as far_end,
     ):
         before = control_of(foreign)
-        assert Congestion(other, 98.5).apply_to_peer(f"localhost:{port}") == 1
-        assert Congestion(other, 98.5).apply_to_peer(f"localhost:{port}") == 0  # it is set up
+        assert Congestion(wish).apply_to_peer(f"localhost:{port}") == 1
+        assert Congestion(wish).apply_to_peer(f"localhost:{port}") == 0  # it is set up
         assert control_of(ours) == other and pace_of(ours) == 98.5e6 / 8
         assert [control_of(s) for s in (foreign, far_end, listener)] == [before] * 3
         assert pace_of(far_end) == 2**64 - 1
@@ -77,7 +77,7 @@ def test_a_wish_that_is_refused_is_one_warning_with_the_mend(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tcp.socket, "socket", Refusing)
-    choice = Congestion("bbr")
+    choice = Congestion(LinkConfig(congestion="bbr"))
     assert choice.apply_to_peer("127.0.0.1:1") == 0 and choice.name == ""
     (record,) = caplog.records
     assert "link.congestion = 'bbr'" in record.message and "\n" not in record.message
