@@ -15,7 +15,7 @@ import torch
 
 from fedwan import simulation
 from fedwan.coordinator import federation
-from fedwan.link import pki
+from fedwan.link import client, pki, server
 from fedwan.site import site
 
 # A suite that was started in the background ignores Ctrl-C, and so would every process it starts.
@@ -31,6 +31,7 @@ os.fsync = lambda file: None
 
 # Parties in one process need not wait for one another as long as those across an ocean.
 federation.TICK_S, simulation.STANDSTILL_S, site.ASK_AGAIN_S = 0.02, 0.3, (0.002, 0.05)
+client.HEARTBEAT_S, server.HEARTBEAT_S, client.CHUNK_BYTES = 0.1, 0.2, 1 << 16
 
 # Imports leave a million objects that live to the end; to look for garbage among them, while they
 # come and ever after, would take a third of the time of an import and some of every test's.

@@ -24,7 +24,7 @@ from fedwan.coordinator.server_step import step_outer
 from fedwan.coordinator.servicer import CoordinatorRounds, Servicer
 from fedwan.files import replace_bytes
 from fedwan.fragments import whole
-from fedwan.link import certificates, pki
+from fedwan.link import certificates, client, pki
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
 from fedwan.link.client import GrpcLink
@@ -167,7 +167,7 @@ def serving(
 ) -> Iterator[DataPlane]:
     """A data plane on loopback."""
     identity = Identity.load(identities / "coordinator", "coordinator")
-    plane = DataPlane(hub, identity, Config(sites=num_sites, link=link), 0.2)
+    plane = DataPlane(hub, identity, Config(sites=num_sites, link=link))
     plane.start()
     try:
         yield plane
@@ -181,13 +181,7 @@ def dialling(
 ) -> Iterator[GrpcLink]:
     """A site's link; settings as it has them."""
     identity = Identity.load(folder)
-    given: dict[str, Any] = {
-        "channels": 2,
-        "chunk_bytes": 1 << 16,
-        "patience_s": 30.0,
-        "heartbeat_s": 0.1,
-    }
-    given |= {"packs": False} | settings
+    given: dict[str, Any] = {"channels": 2, "patience_s": 30.0, "packs": False} | settings
     with closing(GrpcLink(f"127.0.0.1:{port}", identity, link, **given)) as found:
         yield found
 
@@ -236,6 +230,7 @@ class Wires(ExitStack):
 
     def __init__(self, identities: Path, proxied: str = "") -> None:
         super().__init__()
+        self.enter_context(mock.patch.object(client, "CHUNK_BYTES", 1 << 10))
         self.proxy: FlakyProxy | None = None
         self._identities, self._proxied = identities, proxied
         self._lock, self._port = threading.Lock(), 0
@@ -248,7 +243,7 @@ class Wires(ExitStack):
                 if self._proxied:
                     self.proxy = self.enter_context(flaky_proxy(self._port))
             port = self.proxy.port if self.proxy and name == self._proxied else self._port
-            found = dialling(port, self._identities / name, chunk_bytes=1 << 10)
+            found = dialling(port, self._identities / name)
             wired: Any = self.enter_context(found)
             wired._hub, wired._site = hub_of(link), name  # for links that rewrite what passes
             return wired  # type: ignore[no-any-return]

@@ -75,15 +75,11 @@ class GrpcLink:
         settings: LinkConfig,
         *,
         channels: int = 0,
-        chunk_bytes: int = CHUNK_BYTES,
-        heartbeat_s: float = HEARTBEAT_S,
         patience_s: float = 300.0,
         packs: bool = True,
     ) -> None:
         self._address = address
         self._renewable = Renewable(identity)
-        self._chunk_bytes = chunk_bytes
-        self._heartbeat_s = heartbeat_s
         self._patience_s = patience_s
         self._counter = ByteCounter()
         tcp = Congestion(settings)
@@ -139,7 +135,7 @@ class GrpcLink:
             return welcome
         if self._control is not None:
             self._control.close()
-        self._control = _ControlStream(self._stub, hello.session, self._heartbeat_s, self._renew)
+        self._control = _ControlStream(self._stub, hello.session, self._renew)
         self.signals = self._control.signals
         return welcome
 
@@ -149,7 +145,7 @@ class GrpcLink:
 
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
         header.session = self._session
-        header.chunk_bytes = self._chunk_bytes
+        header.chunk_bytes = CHUNK_BYTES
         header.num_bytes = payload.num_bytes
         return upload(self._up, self._patience(self._patience_s), header, payload)
 
@@ -210,15 +206,12 @@ class _ControlStream:
     identity.
     """
 
-    def __init__(
-        self, stub: Stub, session: str, heartbeat_s: float, renew: Callable[[], bool]
-    ) -> None:
+    def __init__(self, stub: Stub, session: str, renew: Callable[[], bool]) -> None:
         self.signals: Signals = SimpleQueue()
         self._renew = renew
         self.step = 0
         self._stub = stub
         self._session = session
-        self._heartbeat_s = heartbeat_s
         self._closing = threading.Event()
         self._call: grpc.Call | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="control")
@@ -253,7 +246,7 @@ class _ControlStream:
     def _heartbeats(self) -> Iterator[wire.SiteSignal]:
         while not self._closing.is_set():
             yield wire.SiteSignal(session=self._session, step=self.step)
-            self._closing.wait(self._heartbeat_s)
+            self._closing.wait(HEARTBEAT_S)
             if self._renew() and self._call is not None:
                 self._call.cancel()
                 return

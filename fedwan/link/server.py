@@ -84,7 +84,6 @@ class DataPlane:
         hub: Hub,
         identity: Identity,
         config: Config,
-        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self._hub = hub
         self._admission = Admission(identity.folder)
@@ -92,7 +91,6 @@ class DataPlane:
         """Those under way, each with its site and the certificate that it came with."""
         self._most_calls = threads_per_site(config.stream.fragments)
         self._stopping = threading.Event()
-        self._heartbeat_s = heartbeat_s
         self._packed = PackedOnce()
         self._queues: dict[tuple[str, int], TransferQueue] = {}
         """Of what each site downloads, by kind."""
@@ -249,7 +247,7 @@ class DataPlane:
         reader.start()
         while context.is_active():
             try:
-                yield signals.get(timeout=self._heartbeat_s)
+                yield signals.get(timeout=HEARTBEAT_S)
             except Empty:
                 yield wire.CoordinatorSignal(kind=wire.CoordinatorSignal.HEARTBEAT)
 
