@@ -267,7 +267,7 @@ def check_built(config: Config, workload: ModuleType, strategy: Strategy) -> Non
         built = build_nowhere(workload, config)
         if built is not None:  # else it reads its own values
             with faults.caught():
-                check_initial(built.networks, config.init, config.excluded)
+                check_initial(built.networks, config)
             with faults.caught():
                 layout = travelling(config, built)  # refuses what matches nothing, or everything
                 require_parameters(layout if is_private else {})

@@ -113,7 +113,7 @@ def join(
         if (member := given_membership()) is None:
             return Alone(script)
         group, config = open_group(), member.config
-        load_initial(modules, config.init, config.excluded)
+        load_initial(modules, config)
         if config.num_sites > 1:
             seed_all(derive_seed(torch.initial_seed(), config.seed, member.name))
         return Site(member, script, group)

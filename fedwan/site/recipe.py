@@ -45,7 +45,7 @@ def take_part(member: Membership, group: Group) -> None:
     workload = recipe.build(config, member.device)
     if prepare := getattr(workload, "prepare", None):
         shard = prepare(shard, member.home or member.folder)
-    load_initial(workload.networks, config.init, config.excluded)
+    load_initial(workload.networks, config)
     train(member, group, workload, shard, networks_of(recipe, config))
 
 
