@@ -40,7 +40,6 @@ from fedwan.link.rpc import (
     OPTIONS,
     SERVICE,
     Method,
-    Watched,
     code_of,
     messages,
     threads_per_site,
@@ -149,7 +148,7 @@ class DataPlane:
             check, site = partial(_refuse_garbage, context), self._site(context)
             if takes == "stream":  # of Control, heartbeats come all the time
                 return site, map(check, messages(_peer(context), context, requests)), context
-            with _watched(context):
+            with watch(_peer(context), context):
                 return site, check(next(requests, False)), context
 
         def reply(requests: Iterator[Any], context: Any) -> Any:
@@ -305,7 +304,7 @@ class DataPlane:
                 f"{len(request.chunks)} chunks asked for where there are {num_chunks}"
             )
         chunks = self._share(site, request, list(request.chunks) or range(num_chunks), context)
-        with _watched(context) as watched:
+        with watch(_peer(context), context) as watched:
             # By itself: the site's other channels begin when it comes, not a chunk later.
             yield Part(header, None)
             for index in chunks:
@@ -347,13 +346,6 @@ _certificate = lru_cache(maxsize=4096)(x509.load_pem_x509_certificate)
 def _certificate_pem(context: Any) -> bytes:
     """The peer's certificate, which TLS has verified."""
     return bytes(context.auth_context().get("x509_pem_cert", [b""])[0])
-
-
-@contextmanager
-def _watched(context: Any) -> Iterator[Watched]:
-    with watch(_peer(context)) as watched:
-        watched.call = context
-        yield watched
 
 
 def _peer(context: Any) -> str:
