@@ -95,9 +95,8 @@ def coordinating(
         from fedwan.coordinator.model import go_back  # needs torch
 
         go_back(out / "checkpoint", from_version)
-    address, tell = host_and_port(config.link.door), partial(_tell_of_refusal, out)
     with (
-        closing(FrontDoor(identity, *address, config.num_sites, tell)) as door,
+        closing(FrontDoor(identity, config, partial(_tell_of_refusal, out))) as door,
         private_port.listen() as listener,
     ):
         start = Start.begin(config, identity, resume=resume)

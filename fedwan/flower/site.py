@@ -50,7 +50,7 @@ def serve_site(site: SiteFile, *, stop: threading.Event | None = None) -> None:
         )
     with (
         processes.serving(Path(site.dir), "dir", "site.log", stop, echo=True),
-        closing(Forwarder(Path(site.identity), site.door, site.bundles)) as forwarder,
+        closing(Forwarder(site, identity)) as forwarder,
         closing(_Supervisor(site, forwarder)) as supervisor,
     ):
         forwarder.start(f"https://{site.door}")
