@@ -90,11 +90,11 @@ class Host:
         self._folder, self._ticket = folder, await_ticket(folder)
         self.config = from_json(self._ticket["config"])
         self._hello, replica = greeting(self._ticket)
-        self._layout, self._weights = replica.layout, replica.base
+        self._replica, self._weights = replica, replica.base
         draw = torch.Generator().manual_seed(1)
         delta = {n: 1e-3 * torch.randn(w.shape, generator=draw) for n, w in self._weights.items()}
         up = load_strategy(self.config.strategy).build(self.config).up
-        self._payload, _ = up.encode(delta, {}, self._layout)
+        self._payload, _ = up.encode(delta, {}, replica.layout)
         self._lock = threading.Lock()
         self._num_updates = 0
         self._num_rounds = self.config.steps // self.config.h
@@ -120,8 +120,8 @@ class Host:
         """One site, from joining to farewell."""
         identity = Identity.load(self._folder / "pki" / name)
         # Packed or not by how busy the cores are, bytes would not compare.
-        link = GrpcLink(self._ticket["address"], identity, packs=False)
-        stub = CoordinatorStub(link, self._ticket["run_id"], self._layout)
+        link = GrpcLink(self._ticket["address"], identity, self.config.link, packs=False)
+        stub = CoordinatorStub(link, self._ticket["run_id"], self._replica)
         hello = wire.Hello(site=name, session=uuid.uuid4().hex)
         hello.MergeFrom(self._hello)
         while (welcome := link.join(hello)).is_waiting:
@@ -130,7 +130,8 @@ class Host:
             stub.send_initial(self._weights)
         for version in range(self._num_rounds):
             work = wire.Work(step=version + 1, steps=1, samples=1)
-            receipt = stub.send_contribution(0, version, self._payload, work)
+            header = wire.UploadHeader(version=version, work=work)
+            receipt = stub.send_contribution(self._payload, header)
             if receipt.status != wire.Receipt.ACCEPTED:
                 raise RuntimeError(f"{name}'s contribution was not accepted: {receipt}")
             if stub.fetch_update(0, version + 1, lambda: None).payload is None:
@@ -139,7 +140,8 @@ class Host:
         # Answer the question about quality until the coordinator says stop.
         while (signal := link.signals.get()).kind != wire.CoordinatorSignal.STOP:
             if signal.kind == wire.CoordinatorSignal.EVALUATE:
-                stub.report(self._num_rounds, '{"fd": 0.0, "fd_floor": 0.0}', b"")
+                figures = '{"fd": 0.0, "fd_floor": 0.0}'
+                stub.report(wire.QualityReport(version=self._num_rounds, figures_json=figures))
         link.leave(wire.Farewell())
         link.close()
 

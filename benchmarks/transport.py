@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 from benchmarks.harness.fleet import Process, module, peak_rss_mb
 from benchmarks.harness.table import Row, columns_of
 from benchmarks.wan import Star, WanLink
+from fedwan.config import Config, LinkConfig
 from fedwan.errors import FedwanError
 from fedwan.link import pki
 from fedwan.link import wire_pb2 as wire
@@ -176,7 +177,8 @@ def serve(folder: Path, congestion: str, host: str) -> None:
     """The coordinator's end, until standard input closes."""
     hub: Any = _Hub(folder)
     identity = Identity.load(folder / "coordinator", "coordinator")
-    plane = DataPlane(hub, identity, host, 0, congestion=congestion)
+    link = LinkConfig(f"{host}:0", congestion=congestion)
+    plane = DataPlane(hub, identity, Config(sites=1, link=link))
     plane.start()
     listener = socket.create_server((host, 0))
     threading.Thread(target=_serve_plain, args=(listener, congestion), daemon=True).start()
@@ -253,7 +255,8 @@ if __name__ == "__main__":
     tune_allocator()  # as both services do
     if rest:
         identity = Identity.load(Path(folder) / "s1")
-        link = GrpcLink(address, identity, congestion=congestion, packs=rest[1] == "1")
+        settings = LinkConfig(congestion=congestion)
+        link = GrpcLink(address, identity, settings, packs=rest[1] == "1")
         serve_orders(link, (address.partition(":")[0], int(rest[0])), congestion)
     else:
         serve(Path(folder), congestion, address)

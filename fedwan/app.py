@@ -86,11 +86,8 @@ def load_strategy(name: str) -> ModuleType:
 
 def num_experts(config: Config) -> int:
     """Copies of each network that a run trains, one a site; 0 where sites train the same one."""
-    return config.num_sites if _has_experts(load_strategy(config.strategy)) else 0
-
-
-def _has_experts(strategy: ModuleType) -> bool:
-    return bool(getattr(strategy, "EXPERTS", False))
+    has_experts = getattr(load_strategy(config.strategy), "EXPERTS", False)
+    return config.num_sites if has_experts else 0
 
 
 def strategy_names() -> list[str]:
@@ -288,4 +285,4 @@ def _strategies() -> Mapping[str, ModuleType]:
         with suppress(ConfigError):  # a broken page is told once it is asked for
             declared(page := load_strategy(name))
             pages[name] = page
-    return {name: page for name, page in pages.items() if not _has_experts(page)}
+    return {name: page for name, page in pages.items() if not getattr(page, "EXPERTS", False)}

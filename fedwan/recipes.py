@@ -47,14 +47,6 @@ OPTIONAL = (
 """Settings that some strategies do not follow."""
 
 
-def _has_spare_sites(config: Config, _: str) -> bool:
-    return 0 < config.round.quorum < config.num_sites
-
-
-def _one_less(config: Config) -> str:
-    return f"round.quorum={max(1, config.num_sites - 1)}"
-
-
 def _at_most_h(key: str, less: int = 0) -> Needs:
     return Needs(
         key,
@@ -63,7 +55,11 @@ def _at_most_h(key: str, less: int = 0) -> Needs:
     )
 
 
-LATE = Needs("round.max_staleness", _has_spare_sites, _one_less)
+LATE = Needs(
+    "round.max_staleness",
+    lambda c, _: 0 < c.round.quorum < c.num_sites,
+    lambda c: f"round.quorum={max(1, c.num_sites - 1)}",
+)
 """Where what is too late for its round may be merged into another one."""
 MERGES = (
     Needs("round.merge", lambda c, _: not c.round.max_staleness, "round.max_staleness=0"),
@@ -270,7 +266,7 @@ def check_built(config: Config, workload: ModuleType, strategy: Strategy) -> Non
         built = build_nowhere(workload, config)
         if built is not None:  # else it reads its own values
             with faults.caught():
-                check_initial(built.networks, config.init, config.excluded)
+                check_initial(built.networks, config)
             with faults.caught():
                 layout = travelling(config, built)  # refuses what matches nothing, or everything
                 require_parameters(layout if is_private else {})

@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -116,19 +117,16 @@ def simulate(
         )
 
     sites = _Sites(run, member, train or (lambda member: take_part(member, Group())))
-    threads = [
-        threading.Thread(target=sites.live, args=(name, (absences or {}).get(name)), name=name)
-        for name in site_names(config)
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        model = run.train()
-    except BaseException as error:
-        sites.errors.append(error)
-    run.hub.finish("the simulation ended")
-    for thread in threads:
-        thread.join()
+    # A new thread would take over what another one has set for as long as it evaluates.
+    as_here = torch.set_num_threads, (torch.get_num_threads(),)
+    with ThreadPoolExecutor(config.num_sites, "site", *as_here) as threads:
+        for name in site_names(config):
+            threads.submit(sites.live, name, (absences or {}).get(name))
+        try:
+            model = run.train()
+        except BaseException as error:
+            sites.errors.append(error)
+        run.hub.finish("the simulation ended")
     recorder.close()
     if sites.errors:
         raise sites.errors[0]
@@ -147,14 +145,13 @@ class _Sites:
     member: Callable[[str, Absence | None], Membership]
     train: Callable[[Membership], object]
     errors: list[BaseException] = field(default_factory=list)
-    num_threads: int = field(default_factory=torch.get_num_threads)
 
     def live(self, name: str, absence: Absence | None) -> None:
         """A site's process, and the one that takes its place."""
-        # A new thread would take over what another one has set for as long as it evaluates.
-        torch.set_num_threads(self.num_threads)
-        hub, member = self.run.hub, self.member(name, absence)
+        threading.current_thread().name = name
+        hub = self.run.hub
         try:
+            member = self.member(name, absence)
             with as_member(member):
                 self.train(member)
         except _Left:

@@ -94,7 +94,7 @@ class Trained:
         from fedwan.app import load_workload
 
         built: Descent = load_workload(self.config.workload).build(self.config, device)
-        load_initial(built.networks, self.config.init, self.config.excluded)
+        load_initial(built.networks, self.config)
         for network in self.networks:
             self.load_into(built.networks[network], network)
             built.networks[network].eval()
@@ -132,27 +132,19 @@ def load(run: str | Path, *, ema: bool = True) -> Trained:
 # Initial weights ---------------------------------------------------------------------------------
 
 
-def load_initial(
-    networks: Mapping[str, nn.Module],
-    init: Mapping[str, str],
-    exclude: Mapping[str, Sequence[str]] | None = None,
-) -> None:
+def load_initial(networks: Mapping[str, nn.Module], config: Config) -> None:
     """Put initial weights from files into networks, plain or sharded, in place.
 
-    `exclude` has, by network, patterns of names that a file may lack, as it may what is frozen.
+    A file may lack what is frozen, and what stays at its site.
     """
-    check_initial(networks, init, exclude)
-    for network, path in init.items():
+    check_initial(networks, config)
+    for network, path in config.init.items():
         _put(networks[network], load_file(path))
 
 
-def check_initial(
-    networks: Mapping[str, nn.Module],
-    init: Mapping[str, str],
-    exclude: Mapping[str, Sequence[str]] | None = None,
-) -> None:
+def check_initial(networks: Mapping[str, nn.Module], config: Config) -> None:
     """Refuse files that do not fit networks, which may be on torch's meta device."""
-    for network, path in init.items():
+    for network, path in config.init.items():
         key = f"init.{network}"
         if network not in networks:
             raise ConfigError(
@@ -160,7 +152,7 @@ def check_initial(
             )
         module, key = networks[network], f"{key} = {path!r}"
         missing = _absent(module, _shapes(key, Path(path)), key)
-        patterns = (exclude or {}).get(network, ())
+        patterns = config.excluded.get(network, ())
         frozen = {name for name, value in module.named_parameters() if not value.requires_grad}
         spectral = {n for n, v in module.named_buffers() if role_of_buffer(n, v) is Role.SPECTRAL}
         for name in missing:

@@ -15,7 +15,7 @@ import torch
 
 from fedwan import simulation
 from fedwan.coordinator import federation
-from fedwan.link import pki
+from fedwan.link import client, pki, server
 from fedwan.site import site
 
 # A suite that was started in the background ignores Ctrl-C, and so would every process it starts.
@@ -30,7 +30,17 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.fsync = lambda file: None
 
 # Parties in one process need not wait for one another as long as those across an ocean.
-federation.TICK_S, simulation.STANDSTILL_S, site.ASK_AGAIN_S = 0.02, 0.3, (0.002, 0.05)
+QUICK: dict[tuple[Any, str], Any] = {
+    (federation, "TICK_S"): 0.02,
+    (simulation, "STANDSTILL_S"): 0.3,
+    (site, "ASK_AGAIN_S"): (0.002, 0.05),
+    (client, "HEARTBEAT_S"): 0.1,
+    (server, "HEARTBEAT_S"): 0.2,
+    (client, "CHUNK_BYTES"): 1 << 16,
+}
+USUAL = {place: getattr(*place) for place in QUICK}
+for place, value in QUICK.items():
+    setattr(*place, value)
 
 # Imports leave a million objects that live to the end; to look for garbage among them, while they
 # come and ever after, would take a third of the time of an import and some of every test's.
@@ -42,6 +52,13 @@ def _as_many_threads_as_before() -> Iterator[None]:
     """Who computes in more threads, as benchmarks do, leaves the tests that follow alone."""
     yield
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def usual_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits as they are outside of tests."""
+    for (module, name), value in USUAL.items():
+        monkeypatch.setattr(module, name, value)
 
 
 @pytest.fixture

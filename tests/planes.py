@@ -17,13 +17,14 @@ import torch
 
 from fedwan import outer
 from fedwan.codecs import Payload, fp32
+from fedwan.config import Config, LinkConfig
 from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.server_step import step_outer
 from fedwan.coordinator.servicer import CoordinatorRounds, Servicer
 from fedwan.files import replace_bytes
 from fedwan.fragments import whole
-from fedwan.link import certificates, pki
+from fedwan.link import certificates, client, pki
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
 from fedwan.link.client import GrpcLink
@@ -41,6 +42,7 @@ from tests.support import read_all as read_all  # for tests of the link
 
 RUN = "run-1"
 SITES = ("s1", "s2", "s3")
+LINK = LinkConfig()
 
 
 def layout_of_size(num_values: int) -> Layout:
@@ -160,11 +162,12 @@ def update_request(version: int = 1, wait_s: float = 0.0) -> wire.DownloadReques
 
 
 @contextmanager
-def serving(hub: Any, identities: Path, **settings: Any) -> Iterator[DataPlane]:
-    """A data plane on loopback; settings as it has them."""
+def serving(
+    hub: Any, identities: Path, link: LinkConfig = LINK, num_sites: int = 1
+) -> Iterator[DataPlane]:
+    """A data plane on loopback."""
     identity = Identity.load(identities / "coordinator", "coordinator")
-    given = {"host": "127.0.0.1", "port": 0, "heartbeat_s": 0.2} | settings
-    plane = DataPlane(hub, identity, **given)
+    plane = DataPlane(hub, identity, Config(sites=num_sites, link=link))
     plane.start()
     try:
         yield plane
@@ -173,24 +176,27 @@ def serving(hub: Any, identities: Path, **settings: Any) -> Iterator[DataPlane]:
 
 
 @contextmanager
-def dialling(port: int, folder: Path, **settings: Any) -> Iterator[GrpcLink]:
+def dialling(
+    port: int, folder: Path, link: LinkConfig = LINK, **settings: Any
+) -> Iterator[GrpcLink]:
     """A site's link; settings as it has them."""
-    given = {"channels": 2, "chunk_bytes": 1 << 16, "patience_s": 30.0, "heartbeat_s": 0.1}
-    given |= {"packs": False} | settings
-    with closing(GrpcLink(f"127.0.0.1:{port}", Identity.load(folder), **given)) as link:
-        yield link
+    identity = Identity.load(folder)
+    given: dict[str, Any] = {"channels": 2, "patience_s": 30.0, "packs": False} | settings
+    with closing(GrpcLink(f"127.0.0.1:{port}", identity, link, **given)) as found:
+        yield found
 
 
 @contextmanager
-def joined(bench: Bench, identities: Path, **settings: Any) -> Iterator[GrpcLink]:
+def joined(
+    bench: Bench, identities: Path, link: LinkConfig = LINK, **settings: Any
+) -> Iterator[GrpcLink]:
     """The link of s1, which has joined a served coordinator; settings as in `dialling`."""
-    congestion = settings.get("congestion", "auto")
     with (
-        serving(bench.hub, identities, congestion=congestion) as plane,
-        dialling(plane.port, identities / "s1", **settings) as link,
+        serving(bench.hub, identities, link) as plane,
+        dialling(plane.port, identities / "s1", link, **settings) as found,
     ):
-        link.join(bench.hello("s1"))
-        yield link
+        found.join(bench.hello("s1"))
+        yield found
 
 
 @contextmanager
@@ -224,6 +230,7 @@ class Wires(ExitStack):
 
     def __init__(self, identities: Path, proxied: str = "") -> None:
         super().__init__()
+        self.enter_context(mock.patch.object(client, "CHUNK_BYTES", 1 << 10))
         self.proxy: FlakyProxy | None = None
         self._identities, self._proxied = identities, proxied
         self._lock, self._port = threading.Lock(), 0
@@ -236,7 +243,7 @@ class Wires(ExitStack):
                 if self._proxied:
                     self.proxy = self.enter_context(flaky_proxy(self._port))
             port = self.proxy.port if self.proxy and name == self._proxied else self._port
-            found = dialling(port, self._identities / name, chunk_bytes=1 << 10)
+            found = dialling(port, self._identities / name)
             wired: Any = self.enter_context(found)
             wired._hub, wired._site = hub_of(link), name  # for links that rewrite what passes
             return wired  # type: ignore[no-any-return]

@@ -15,6 +15,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 import fedwan
 from fedwan.app import load_run
+from fedwan.config import Config, NetworkConfig
 from fedwan.config import load as load_config
 from fedwan.errors import CheckpointError, ConfigError, FedwanError, UserError
 from fedwan.weights import export, load_initial
@@ -171,29 +172,31 @@ def test_a_network_takes_the_weights_of_a_file_in_its_own_dtype(tmp_path: Path) 
     init = saved(tmp_path / "net.safetensors", network())
     target = network().bfloat16()
     weight = target[0].weight
-    load_initial({"net": target}, init)
+    load_initial({"net": target}, Config(init=init))
     assert target[0].weight is weight and weight.dtype is torch.bfloat16
     other = network()
-    load_initial({"net": other}, init)
+    load_initial({"net": other}, Config(init=init))
     assert torch.equal(weight, other[0].weight.bfloat16())
 
 
 def test_vectors_of_spectral_norm_and_frozen_and_excluded_tensors_may_be_missing(
     tmp_path: Path,
 ) -> None:
-    load_initial({"net": network()}, saved(tmp_path / "a.safetensors", network(), "._"))
+    init = saved(tmp_path / "a.safetensors", network(), "._")
+    load_initial({"net": network()}, Config(init=init))
     init = saved(tmp_path / "b.safetensors", network(), "0.weight")
     with pytest.raises(ConfigError, match="lacks '0.weight', which is trained"):
-        load_initial({"net": network()}, init)
-    load_initial({"net": network()}, init, {"net": ["0.*"]})
+        load_initial({"net": network()}, Config(init=init))
+    stays = {"net": NetworkConfig(exclude=["0.*"])}
+    load_initial({"net": network()}, Config(init=init, network=stays))
     frozen = network()
     frozen[0].requires_grad_(False)
-    load_initial({"net": frozen}, init)
+    load_initial({"net": frozen}, Config(init=init))
 
 
 def test_a_file_that_does_not_fit_is_one_line_and_changes_nothing(tmp_path: Path) -> None:
     def says(networks: dict[str, nn.Module], init: dict[str, str], words: str) -> None:
-        refused(lambda: load_initial(networks, init), ConfigError, words)
+        refused(lambda: load_initial(networks, Config(init=init)), ConfigError, words)
 
     init = saved(tmp_path / "net.safetensors", network())
     says({"nets": network()}, init, "init.net: networks are nets; did you mean 'nets'?")

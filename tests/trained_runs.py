@@ -19,7 +19,7 @@ def write_run(out: Path, *words: str) -> tuple[Config, State]:
     """A run whose last weights are zero: its configuration, and the average, the initial ones."""
     config = load_run(None, [*POINTS, *words, f"out={out}"])
     built = load_workload(config.workload).build(config, "cpu")
-    load_initial(built.networks, config.init, config.excluded)
+    load_initial(built.networks, config)
     trained = {name: built.networks[name] for name in built.optimizers}
     home = {
         name: Role.EXCLUDED

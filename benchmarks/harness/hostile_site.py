@@ -42,6 +42,7 @@ from google.protobuf.message import Message
 from benchmarks.harness.fleet import save_json
 from benchmarks.harness.party import await_ticket, greeting
 from fedwan.codecs import fp32
+from fedwan.config import LinkConfig
 from fedwan.errors import FedwanError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.client import GrpcLink, dial
@@ -160,7 +161,7 @@ class HostileSite:
 
         As often as it is tried with a site.
         """
-        link = GrpcLink(self._address, self._identity)
+        link = GrpcLink(self._address, self._identity, LinkConfig())
         while True:
             with suppress(FedwanError):
                 self._hello.session = uuid.uuid4().hex

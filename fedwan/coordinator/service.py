@@ -50,25 +50,17 @@ def run_coordinator(
         silence_s=SILENT_HEARTBEATS * HEARTBEAT_S,
     )
     resumed, complaint = run.resume() if resume else (None, "")
-    link, own = config.link, Identity.load(identity, "coordinator")
+    own = Identity.load(identity, "coordinator")
     with Outputs(config, out, resumed, own.sign) as outputs:
         outputs.record(run.opening() | {"certificate": own.cert_pem.decode()})
         if complaint:
             run.hub.event("warning", None, complaint)
         if run.hub.masking:
             run.hub.masking.identity = own
-        plane = DataPlane(
-            run.hub,
-            own,
-            *host_and_port(link.listen),
-            num_sites=config.num_sites,
-            num_fragments=config.stream.fragments,
-            congestion=link.congestion,
-            pace_mbit=link.pace_mbit,
-        )
+        plane = DataPlane(run.hub, own, config)
         try:
             plane.start()
-            address = f"{host_and_port(link.listen)[0]}:{plane.port}"
+            address = f"{host_and_port(config.link.listen)[0]}:{plane.port}"
             run.hub.event("listening", None, f"data plane listens on {address}")
             ticket = Ticket(address, run_id, to_json(config))
             with control.serving(out, partial(members.answer, run)), announce(ticket, run.hub.fail):

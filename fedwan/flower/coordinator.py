@@ -51,15 +51,14 @@ def serve_coordinator(
     config: Config,
     identity: Path,
     *,
+    stop: threading.Event,
     resume: bool = False,
     from_version: int | None = None,
-    stop: threading.Event | None = None,
 ) -> None:
     """Run one run's coordinator until the run is over; `RunStopped` if `stop` was set before.
 
     With `resume` it goes on from its last checkpoint, or from that of `from_version`.
     """
-    stop = stop or threading.Event()
     for key in ("listen", "door"):
         address = getattr(config.link, key)
         if host_and_port(address)[1] == 0:
@@ -68,7 +67,7 @@ def serve_coordinator(
                 "open it"
             )
     with (
-        processes.serving(Path(config.out), "out", "coordinator.log", stop),
+        processes.serving(Path(config.out), "out", "coordinator.log"),
         coordinating(config, identity, resume=resume, from_version=from_version) as (_, run),
     ):
         run(stop)
@@ -95,9 +94,8 @@ def coordinating(
         from fedwan.coordinator.model import go_back  # needs torch
 
         go_back(out / "checkpoint", from_version)
-    address, tell = host_and_port(config.link.door), partial(_tell_of_refusal, out)
     with (
-        closing(FrontDoor(identity, *address, config.num_sites, tell)) as door,
+        closing(FrontDoor(identity, config, partial(_tell_of_refusal, out))) as door,
         private_port.listen() as listener,
     ):
         start = Start.begin(config, identity, resume=resume)
@@ -183,24 +181,23 @@ def _is_over(out: Path, superlink: Service) -> bool:
 def run_local(
     config: Config,
     *,
+    stop: threading.Event,
     command: Sequence[str] = (),
     resume: bool = False,
     from_version: int | None = None,
-    stop: threading.Event | None = None,
 ) -> None:
     """Run a coordinator and all its sites on this machine until the run is over.
 
-    `stop` ends it when set; SIGTERM does too. It is set here as soon as the run has failed: all
-    that is left is to end its processes. Errors are as in `serve_coordinator`, or a site's.
+    `stop` ends it when set. It is set here as soon as the run has failed: all that is left is to
+    end its processes. Errors are as in `serve_coordinator`, or a site's.
     """
-    stop = stop or threading.Event()
     out = Path(config.out)
     # Sites that each take every core would spend their time waiting for one another.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (cpu_count() or 1) // config.num_sites)))
     folders = [out / "sites" / name for name in site_names(config)]
     # What a start that failed before has left in a new run's folder is nothing to go back to.
     kept = _taken_back(out) if resume else nullcontext()
-    with processes.serving(out, "out", "coordinator.log", stop), kept:
+    with processes.serving(out, "out", "coordinator.log"), kept:
         if not resume or not all((out / "pki" / folder.name).exists() for folder in folders):
             shutil.rmtree(out / "pki", ignore_errors=True)
             pki.federation(out / "pki", [HOST], site_names(config))

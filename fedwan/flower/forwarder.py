@@ -9,17 +9,15 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Collection
-from pathlib import Path
 
 from starlette.responses import Response
 
-from fedwan._config_tree import check_address
 from fedwan.errors import ConfigError, IdentityError, UserError
 from fedwan.flower import private_port
 from fedwan.flower.bundle import check_bundle
 from fedwan.flower.private_port import PrivateProtocol
 from fedwan.flower.relay import Relay, reply, text_of
+from fedwan.flower.site_file import SiteFile
 from fedwan.link.tls import Identity, is_data_plane, now
 
 _HEARTBEAT = "/v1/fleet/send-node-heartbeat"
@@ -41,11 +39,8 @@ class Forwarder(Relay):
     # Less than the 30 s after which a SuperNode gives a call up.
     _patience_s = 15.0
 
-    def __init__(self, identity: Path, door: str, bundles: Collection[str] = ()) -> None:
-        check_address("door", door)
-        self._bundles = bundles
-        credentials = Identity.load(identity, role="site")
-        self._door = door
+    def __init__(self, site: SiteFile, identity: Identity) -> None:
+        self._door, self._bundles = site.door, site.bundles
         self._said = ""
         """Why the door is away, if it is."""
         self._has_met = False
@@ -53,7 +48,7 @@ class Forwarder(Relay):
         self.refusal: UserError | None = None
         """Set once the two ends do not accept each other's certificates, or this one not the
         other's code: trying again is vain."""
-        super().__init__(private_port.listen(), credentials, serves=False)
+        super().__init__(private_port.listen(), identity, serves=False)
 
     async def _pass_on(self, path: str, body: bytes, headers: dict[str, str]) -> Response:
         """Where there is no ticket yet, ask on for a while: a SuperNode itself asks every 3 s.

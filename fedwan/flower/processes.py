@@ -211,10 +211,8 @@ def log_to(path: Path, *, echo: bool) -> Iterator[None]:
 
 
 @contextmanager
-def serving(
-    folder: Path, key: str, log: str, stop: threading.Event, *, echo: bool = False
-) -> Iterator[None]:
-    """Around a service's work: its folder is its own, it logs there, and it can be stopped.
+def serving(folder: Path, key: str, log: str, *, echo: bool = False) -> Iterator[None]:
+    """Around a service's work: its folder is its own, and it logs there.
 
     What it and its children make, no other user of the machine can read. A `DiskFull` if the folder
     has no room, or has none left when something has failed that does not say why.
@@ -222,12 +220,7 @@ def serving(
     mask = os.umask(0o077)
     _raise_descriptors()
     try:
-        with (
-            on_disk(folder),
-            only_one(folder, key),
-            log_to(folder / "logs" / log, echo=echo),
-            stop_on_sigterm(stop),
-        ):
+        with on_disk(folder), only_one(folder, key), log_to(folder / "logs" / log, echo=echo):
             if full := no_room(folder):
                 raise full
             yield

@@ -34,14 +34,14 @@ _REFUSAL_S = 2.0
 _log = logging.getLogger(__name__)
 
 
-def serve_site(site: SiteFile, *, stop: threading.Event | None = None) -> None:
+def serve_site(site: SiteFile) -> None:
     """Keep a site at the coordinator's disposal until told to stop, run after run.
 
     Raises:
         UserError: a setting or a certificate is wrong, or the coordinator refused this site.
         DiskFull: there is no room in the site's folder.
     """
-    stop = stop or threading.Event()
+    stop = threading.Event()
     identity = Identity.load(Path(site.identity), role="site")
     if identity.name != site.site:
         raise IdentityError(
@@ -49,8 +49,9 @@ def serve_site(site: SiteFile, *, stop: threading.Event | None = None) -> None:
             f"{identity.name!r}; give the folder that was issued to {site.site!r}"
         )
     with (
-        processes.serving(Path(site.dir), "dir", "site.log", stop, echo=True),
-        closing(Forwarder(Path(site.identity), site.door, site.bundles)) as forwarder,
+        processes.serving(Path(site.dir), "dir", "site.log", echo=True),
+        processes.stop_on_sigterm(stop),
+        closing(Forwarder(site, identity)) as forwarder,
         closing(_Supervisor(site, forwarder)) as supervisor,
     ):
         forwarder.start(f"https://{site.door}")

@@ -123,7 +123,8 @@ class FileBuffer:
 class Reception(Generic[H]):
     """Collects the chunks of one payload, in any order, from any number of threads.
 
-    In memory, or in a file of `folder` if it is large and there is a folder.
+    An upload has a folder, for a file if it is large, and its chunks are hashed as they come; a
+    download is in memory.
     """
 
     def __init__(self, header: H, folder: Path | None = None) -> None:
@@ -135,7 +136,9 @@ class Reception(Generic[H]):
                 f"send it in chunks of at least {least}"
             )
         self.header: H = header
+        self._is_upload = folder is not None
         self._missing = set(range(-(-num_bytes // header.chunk_bytes)))
+        self.hashes = ChunkHashes(len(self._missing))
         self._writing: set[int] = set()
         self._lock = threading.Lock()
         self._buffer: Buffer | FileBuffer = (
@@ -165,7 +168,9 @@ class Reception(Generic[H]):
             self._missing.discard(index)
             self._writing.add(index)
         try:
-            self._store(index, data)
+            self._buffer.write(offset, data)
+            if self._is_upload:
+                self.hashes.add(index, data)
         except BaseException:
             with self._lock:
                 self._missing.add(index)
@@ -173,9 +178,6 @@ class Reception(Generic[H]):
         finally:
             with self._lock:
                 self._writing.discard(index)
-
-    def _store(self, index: int, data: Bytes) -> None:
-        self._buffer.write(index * self.header.chunk_bytes, data)
 
     def missing(self) -> list[int]:
         """Numbers of the chunks that are not here yet."""
@@ -195,13 +197,4 @@ class Reception(Generic[H]):
         self._buffer.close()
 
 
-class UploadReception(Reception[wire.UploadHeader]):
-    """Of an upload, whose chunks are hashed as they come."""
-
-    def __init__(self, header: wire.UploadHeader, folder: Path | None = None) -> None:
-        super().__init__(header, folder)
-        self.hashes = ChunkHashes(len(self._missing))
-
-    def _store(self, index: int, data: Bytes) -> None:
-        super()._store(index, data)
-        self.hashes.add(index, data)
+UploadReception = Reception[wire.UploadHeader]

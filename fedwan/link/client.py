@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 
 from fedwan.codecs.payload import Source
+from fedwan.config import LinkConfig
 from fedwan.errors import IdentityError, JoinRefused, SiteDrained, SiteEjected
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.admission import Renewable
@@ -27,7 +28,6 @@ from fedwan.link.rpc import (
     Patience,
     Stub,
     messages,
-    num_channels,
     watch,
 )
 from fedwan.link.tcp import Congestion
@@ -63,34 +63,27 @@ def dial(address: str, identity: Identity) -> grpc.Channel:
 class GrpcLink:
     """Implements `fedwan.link.base.Link`; transfers may run at the same time in several threads.
 
-    `channels` are TCP connections for payloads, beside the one for Control (0: `num_channels`).
-    `packs` lets a slow link's payloads be packed. `pace_mbit` is what all may carry up together,
-    with all headers (0: no limit). Memory: an upload copies one chunk per stripe at a time; a
-    download holds its payload once.
+    `channels` are TCP connections for payloads, beside the one for Control (0: what `Congestion`
+    says). `packs` lets a slow link's payloads be packed. Memory: an upload copies one chunk per
+    stripe at a time; a download holds its payload once.
     """
 
     def __init__(
         self,
         address: str,
         identity: Identity,
+        settings: LinkConfig,
         *,
         channels: int = 0,
-        chunk_bytes: int = CHUNK_BYTES,
-        heartbeat_s: float = HEARTBEAT_S,
         patience_s: float = 300.0,
-        congestion: str = "auto",
         packs: bool = True,
-        pace_mbit: float = 0.0,
     ) -> None:
         self._address = address
         self._renewable = Renewable(identity)
-        self._chunk_bytes = chunk_bytes
-        self._heartbeat_s = heartbeat_s
         self._patience_s = patience_s
         self._counter = ByteCounter()
-        tcp = Congestion(congestion)
-        self.num_channels = channels or num_channels(tcp.is_bbr, bool(pace_mbit))
-        tcp.pace_mbit = pace_mbit / self.num_channels
+        tcp = Congestion(settings)
+        self.num_channels = channels or tcp.num_channels
         self._channels = [dial(address, identity) for _ in range(1 + self.num_channels)]
         self._stubs = [
             Stub(channel, self._counter, address, identity) for channel in self._channels
@@ -142,7 +135,7 @@ class GrpcLink:
             return welcome
         if self._control is not None:
             self._control.close()
-        self._control = _ControlStream(self._stub, hello.session, self._heartbeat_s, self._renew)
+        self._control = _ControlStream(self._stub, hello.session, self._renew)
         self.signals = self._control.signals
         return welcome
 
@@ -152,7 +145,7 @@ class GrpcLink:
 
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
         header.session = self._session
-        header.chunk_bytes = self._chunk_bytes
+        header.chunk_bytes = CHUNK_BYTES
         header.num_bytes = payload.num_bytes
         return upload(self._up, self._patience(self._patience_s), header, payload)
 
@@ -213,15 +206,12 @@ class _ControlStream:
     identity.
     """
 
-    def __init__(
-        self, stub: Stub, session: str, heartbeat_s: float, renew: Callable[[], bool]
-    ) -> None:
+    def __init__(self, stub: Stub, session: str, renew: Callable[[], bool]) -> None:
         self.signals: Signals = SimpleQueue()
         self._renew = renew
         self.step = 0
         self._stub = stub
         self._session = session
-        self._heartbeat_s = heartbeat_s
         self._closing = threading.Event()
         self._call: grpc.Call | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="control")
@@ -256,7 +246,7 @@ class _ControlStream:
     def _heartbeats(self) -> Iterator[wire.SiteSignal]:
         while not self._closing.is_set():
             yield wire.SiteSignal(session=self._session, step=self.step)
-            self._closing.wait(self._heartbeat_s)
+            self._closing.wait(HEARTBEAT_S)
             if self._renew() and self._call is not None:
                 self._call.cancel()
                 return

@@ -88,14 +88,7 @@ def measure(
     rtt_ms = min(_connect_ms(address) for _ in range(NUM_TRIES))
     if complaint := handshake_complaint(address, identity):
         raise IdentityError(complaint)
-    link = GrpcLink(
-        address,
-        identity,
-        patience_s=PATIENCE_S,
-        congestion=settings.congestion,
-        packs=False,
-        pace_mbit=settings.pace_mbit,
-    )
+    link = GrpcLink(address, identity, settings, patience_s=PATIENCE_S, packs=False)
     with closing(link):
         try:
             _upload(link, 1)

@@ -1,9 +1,7 @@
 """The data plane's calls: methods, options, channels, bytes counted, and what to do if one fails.
 
 The service is the one of wire.proto; only chunks are read and written by `fedwan.link.framing`.
-Each channel is a TCP connection. Where a lost packet slows one down, four get more than one. Under
-bbr each of several is sure of the whole link, and they lose what they send to each other; one that
-is paced below the link's rate needs no others (docs/log.md). So it is four, or one.
+Each channel is a TCP connection.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from fedwan.errors import (
 )
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.framing import parser, serialize
-from fedwan.link.tcp import read_state
+from fedwan.link.tcp import NUM_CHANNELS, read_state
 from fedwan.link.tls import Identity
 
 log = logging.getLogger(__name__)
@@ -57,7 +55,6 @@ OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
 ]
 """Of both ends."""
-NUM_CHANNELS = 4
 MAX_WAITING = 16
 """Fragments of one site whose updates it waits for at once, unless there are more."""
 WINDOWS_BYTES = 64 << 20
@@ -107,26 +104,17 @@ class ByteCounter:
         self.up = 0
         self.down = 0
 
-    def sending(self, write: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    def sent(self, data: bytes) -> bytes:
         """The same, counted."""
+        with self._lock:
+            self.up += len(data) + PREFIX_BYTES
+        return data
 
-        def counted(message: Any) -> bytes:
-            data = write(message)
-            with self._lock:
-                self.up += len(data) + PREFIX_BYTES
-            return data
-
-        return counted
-
-    def receiving(self, read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def received(self, data: bytes) -> bytes:
         """The same, counted."""
-
-        def counted(data: bytes) -> Any:
-            with self._lock:
-                self.down += len(data) + PREFIX_BYTES
-            return read(data)
-
-        return counted
+        with self._lock:
+            self.down += len(data) + PREFIX_BYTES
+        return data
 
 
 class Stub:
@@ -150,18 +138,14 @@ class Stub:
     def connect(self, channel: grpc.Channel, identity: Identity) -> None:
         """Calls go over this channel from now on, whose certificate is this identity's."""
         self.identity = identity
-        for name, method in METHODS.items():
-            call = getattr(channel, method.kind)(
+        counter = self._counter
+        for name, (kind, write, *_, read) in METHODS.items():
+            call = getattr(channel, kind)(
                 f"/{SERVICE}/{name}",
-                request_serializer=self._counter.sending(method.write_request),
-                response_deserializer=self._counter.receiving(method.read_reply),
+                request_serializer=lambda message, write=write: counter.sent(write(message)),
+                response_deserializer=lambda data, read=read: read(counter.received(data)),
             )
             setattr(self, name, call)
-
-
-def num_channels(is_bbr: bool, is_paced: bool) -> int:
-    """Channels of a site."""
-    return 1 if is_bbr or is_paced else NUM_CHANNELS
 
 
 def window_options(num_sites: int, channels: int) -> list[tuple[str, int]]:
@@ -200,8 +184,8 @@ class Watched:
     time, so that a process that was stopped goes on.
     """
 
-    def __init__(self, address: str) -> None:
-        self.call: Any = None
+    def __init__(self, address: str, call: Any) -> None:
+        self.call = call
         self.still = 0
         """Looks since a message was taken, here or there."""
         self._address = address
@@ -231,11 +215,11 @@ _starting = threading.Lock()
 
 
 @contextmanager
-def watch(address: str) -> Iterator[Watched]:
+def watch(address: str, call: Any = None) -> Iterator[Watched]:
     """Watch a call to `host:port`, or from there, as long as the context lasts."""
     with _starting:
         _begin_to_watch()
-    watched = Watched(address)
+    watched = Watched(address, call)
     _watched.add(watched)
     try:
         yield watched
@@ -264,8 +248,7 @@ def look() -> None:
 
 def messages(address: str, call: Any, stream: Iterable[Any] | None = None) -> Iterator[Any]:
     """What a call brings, or a stream of it; it is cancelled once nothing comes any more."""
-    with watch(address) as watched:
-        watched.call = call
+    with watch(address, call) as watched:
         for message in call if stream is None else stream:
             watched.still = 0
             yield message

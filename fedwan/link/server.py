@@ -26,6 +26,7 @@ from cryptography import x509
 from google.protobuf.message import DecodeError
 
 from fedwan.codecs.payload import Bytes
+from fedwan.config import Config
 from fedwan.errors import ConfigError, FedwanError, PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.admission import Admission, Lapse, Renewable, refusal
@@ -39,10 +40,8 @@ from fedwan.link.rpc import (
     OPTIONS,
     SERVICE,
     Method,
-    Watched,
     code_of,
     messages,
-    num_channels,
     threads_per_site,
     watch,
     window_options,
@@ -73,43 +72,34 @@ _BLOCK_BYTES = 1 << 22
 class DataPlane:
     """Serves a hub over mutual TLS; port 0 takes a free one, a port in use is a `ConfigError`.
 
-    Each of `num_sites` may have so many calls under way, a thread each, and no more: every stripe,
-    waiting download and Control stream is one. They share the memory for what arrives, too.
-    `pace_mbit` is what the connections of one site may carry down together (0: no
-    limit); the sites' kernels are taken to be like ours.
+    Each of the run's sites may have so many calls under way, a thread each, and no more: every
+    stripe, waiting download and Control stream is one. They share the memory for what arrives, too.
+    `link.pace_mbit` is what the connections of one site may carry down together (0: no limit); the
+    sites' kernels are taken to be like ours.
     """
 
     def __init__(
         self,
         hub: Hub,
         identity: Identity,
-        host: str,
-        port: int,
-        *,
-        num_sites: int = 1,
-        num_fragments: int = 1,
-        congestion: str = "auto",
-        pace_mbit: float = 0.0,
-        heartbeat_s: float = HEARTBEAT_S,
+        config: Config,
     ) -> None:
         self._hub = hub
         self._admission = Admission(identity.folder)
         self._calls: dict[Any, tuple[str, x509.Certificate]] = {}
         """Those under way, each with its site and the certificate that it came with."""
-        self._most_calls = threads_per_site(num_fragments)
+        self._most_calls = threads_per_site(config.stream.fragments)
         self._stopping = threading.Event()
-        self._heartbeat_s = heartbeat_s
         self._packed = PackedOnce()
         self._queues: dict[tuple[str, int], TransferQueue] = {}
         """Of what each site downloads, by kind."""
         # Torch keeps this number by thread. Of many calls that check payloads at once, each with a
         # team of threads, most wait for their teams.
-        self._num_threads = num_threads = num_sites * self._most_calls + SPARE_THREADS
+        self._num_threads = num_threads = config.num_sites * self._most_calls + SPARE_THREADS
         self._pool = ThreadPoolExecutor(num_threads, "data-plane", torch.set_num_threads, (1,))
         self._most_connections = _most_connections(num_threads)
-        self._congestion = Congestion(congestion)
-        channels = num_channels(self._congestion.is_bbr, bool(pace_mbit))
-        self._congestion.pace_mbit = pace_mbit / channels
+        link = config.link
+        self._congestion = Congestion(link)
         options = [
             *OPTIONS,
             ("grpc.so_reuseport", 0),  # a port in use is an error, not one shared with a stranger
@@ -117,7 +107,7 @@ class DataPlane:
             ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
             ("grpc.max_concurrent_streams", self._most_calls),  # of one connection
             ("grpc.max_allowed_incoming_connections", self._most_connections),
-            *window_options(num_sites, channels),
+            *window_options(config.num_sites, self._congestion.num_channels),
         ]
         self._server = grpc.server(
             self._pool, options=options, maximum_concurrent_rpcs=num_threads + WAITING_CALLS
@@ -126,16 +116,14 @@ class DataPlane:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, calls),)
         )
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        credentials = Renewable(identity).grpc_server_credentials()
         try:
-            self.port = self._server.add_secure_port(
-                address, Renewable(identity).grpc_server_credentials()
-            )
+            self.port = self._server.add_secure_port(link.listen, credentials)
         except RuntimeError:
             self.port = 0
         if not self.port:
             raise ConfigError(
-                f"the data plane cannot listen on {address}, it is in use or not an address "
+                f"the data plane cannot listen on {link.listen}, it is in use or not an address "
                 "of this machine; set link.listen"
             )
 
@@ -160,7 +148,7 @@ class DataPlane:
             check, site = partial(_refuse_garbage, context), self._site(context)
             if takes == "stream":  # of Control, heartbeats come all the time
                 return site, map(check, messages(_peer(context), context, requests)), context
-            with _watched(context):
+            with watch(_peer(context), context):
                 return site, check(next(requests, False)), context
 
         def reply(requests: Iterator[Any], context: Any) -> Any:
@@ -258,7 +246,7 @@ class DataPlane:
         reader.start()
         while context.is_active():
             try:
-                yield signals.get(timeout=self._heartbeat_s)
+                yield signals.get(timeout=HEARTBEAT_S)
             except Empty:
                 yield wire.CoordinatorSignal(kind=wire.CoordinatorSignal.HEARTBEAT)
 
@@ -316,7 +304,7 @@ class DataPlane:
                 f"{len(request.chunks)} chunks asked for where there are {num_chunks}"
             )
         chunks = self._share(site, request, list(request.chunks) or range(num_chunks), context)
-        with _watched(context) as watched:
+        with watch(_peer(context), context) as watched:
             # By itself: the site's other channels begin when it comes, not a chunk later.
             yield Part(header, None)
             for index in chunks:
@@ -358,13 +346,6 @@ _certificate = lru_cache(maxsize=4096)(x509.load_pem_x509_certificate)
 def _certificate_pem(context: Any) -> bytes:
     """The peer's certificate, which TLS has verified."""
     return bytes(context.auth_context().get("x509_pem_cert", [b""])[0])
-
-
-@contextmanager
-def _watched(context: Any) -> Iterator[Watched]:
-    with watch(_peer(context)) as watched:
-        watched.call = context
-        yield watched
 
 
 def _peer(context: Any) -> str:

@@ -5,6 +5,10 @@ BBR gets (Cardwell et al. 2016). A limit on what a socket holds unsent: the kern
 megabytes, which would wait in a connection that has become slow. And a pace: left alone, TCP fills
 the queue before the link until packets are lost, and all other traffic waits in that queue.
 
+Where a lost packet slows a connection down, four get more than one. Under bbr each of several is
+sure of the whole link, and they lose what they send to each other; one that is paced below the
+link's rate needs no others (docs/log.md). So it is four, or one.
+
 gRPC for Python has no setting for these, but they may be changed while a socket is connected, and
 accepted sockets inherit the listener's. So this finds the process's own sockets by their addresses,
 in its table of open files: the kernel's table of all connections takes 10 ms to read.
@@ -23,8 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedwan.config import LinkConfig
+
 log = logging.getLogger(__name__)
 
+NUM_CHANNELS = 4
 PREFERRED = "bbr"
 MSS_BYTES = 1448
 UNSENT_BYTES = 1 << 19
@@ -43,24 +50,22 @@ class Congestion:
     """Chooses a congestion control once, and sets up sockets as they appear, from any thread.
 
     `auto` takes bbr where this user may, `system` leaves what there is; a name that this machine
-    refuses is logged once, with what would allow it. `pace_mbit` is the most that one connection
-    may send, with all headers; 0 sets no limit.
+    refuses is logged once, with what would allow it.
     """
 
-    def __init__(self, setting: str, pace_mbit: float = 0.0) -> None:
-        self.name = _choose(setting)
+    def __init__(self, settings: LinkConfig) -> None:
+        self.name = _choose(settings.congestion)
         """What sockets are given; empty to leave them alone."""
-        self.pace_mbit = pace_mbit
+        is_whole = settings.pace_mbit > 0 or self.in_use.startswith("bbr")
+        self.num_channels = 1 if is_whole else NUM_CHANNELS
+        """Connections of a site, for payloads."""
+        self.pace_mbit = settings.pace_mbit / self.num_channels
+        """Most that one connection may send, with all headers; 0 sets no limit."""
 
     @property
     def in_use(self) -> str:
         """The control that new connections have; empty where the kernel does not tell."""
         return self.name or " ".join(_words("tcp_congestion_control"))
-
-    @property
-    def is_bbr(self) -> bool:
-        """Whether it goes by the rate at which packets arrive, not by lost ones."""
-        return self.in_use.startswith("bbr")
 
     def apply_to_peer(self, address: str) -> int:
         """Set up this process's connections to `host:port` that are not yet; how many."""

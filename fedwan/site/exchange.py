@@ -74,8 +74,11 @@ class _Flight:
     version: int
     """That it contributes to."""
     lands_at: int
-    steps: int
+    done: Work
     """In the contribution."""
+    header: wire.UploadHeader
+    weights_sha256: str
+    """Of the global weights that it starts from, where masks need it."""
     held: State = field(default_factory=dict)
     """With overlap, Δ when it departed, until it is encoded."""
     sent: tuple[State, State] | None = None
@@ -207,12 +210,13 @@ class Exchange:
         index, meter, marks = fragment.index, self._meter, self._place.marks
         done = meter.total.since(marks[index])
         marks[index] = meter.total
-        work = meter.work(step, done)
         tau = min(self._tau, fragment.steps(self._strategy.h) - 1)
         part, version = self._place.parts[index], self._place.versions[index]
-        flight = _Flight(fragment, part, version, step + tau, steps=done.steps)
+        work, weights = meter.work(step, done), self._place.weights_sha256(part)
+        header = wire.UploadHeader(fragment=index, version=version, work=work)
+        flight = _Flight(fragment, part, version, step + tau, done, header, weights)
         self._flights[index] = flight
-        (self._take_off if self._tau else self._send)(flight, work, done)
+        (self._take_off if self._tau else self._send)(flight)
         return flight
 
     def _ask(self, fragment: Fragment, version: int) -> Future[Delivery] | None:
@@ -222,7 +226,7 @@ class Exchange:
         heed = partial(_check_wanted, self._in_vain)
         return self._askers.submit(self._stub.fetch_update, fragment.index, version, heed)
 
-    def _send(self, flight: _Flight, work: wire.Work, done: Work) -> None:
+    def _send(self, flight: _Flight) -> None:
         """Encode, save and send.
 
         A delta is saved before it leaves: once it is merged, nobody could make up for what this
@@ -234,47 +238,41 @@ class Exchange:
         # What the encoder must add: nothing where the delta holds it.
         is_held = self._strategy.owes == "weights"
         residual = State() if is_held else self._residuals.of(fragment)
-        weights = place.weights_sha256(fragment)
-        payload, owed, bundle = None, State(), None
+        payload, owed = None, State()
         if self._group.rank == 0:
-            up, bundle = place.seal(fragment, version, weights)
+            up = place.seal(fragment, flight.header, flight.weights_sha256)
             payload, owed = up.encode(taken, residual, fragment.layout)
         if fragment.index == 0 and not has_gradients:
-            place.save(version + 1, self._residuals.ledger(done, fragment, (residual, owed)))
+            ledger = self._residuals.ledger(flight.done, fragment, (residual, owed))
+            place.save(version + 1, ledger)
         receipt = wire.Receipt(status=wire.Receipt.ACCEPTED)
         if not place.is_behind:
             # Sealed before: the answer may be a question about its masks.
             flight.update = self._ask(flight.fragment, version + 1)
-            send = partial(self._stub.send_contribution, bundle=bundle)
-            receipt = self._group.lead_long(lambda: send(fragment.index, version, payload, work))
+            send = partial(self._stub.send_contribution, payload, flight.header)
+            receipt = self._group.lead_long(send)
         self._settle(flight, receipt, residual, owed)
 
-    def _take_off(self, flight: _Flight, work: wire.Work, done: Work) -> None:
+    def _take_off(self, flight: _Flight) -> None:
         """Take Δ, and leave the rest to a thread of rank 0."""
         fragment = flight.part
         # What lies on a GPU is left to torch, which keeps what was freed.
         is_here = self._group.rank == 0 and self._device.type == "cpu"
         room = self._buffers.lend(fragment.layout) if is_here else State()
         flight.held = self._replica.take_delta(fragment, room)
-        weights = self._place.weights_sha256(fragment)
         self._hook.before_send(fragment)
         if fragment.index == 0:
-            self._place.save(flight.version + 1, self._residuals.ledger(done))
+            self._place.save(flight.version + 1, self._residuals.ledger(flight.done))
         if self._group.rank == 0:
-            given = queued_until_now(self._device), self._in_vain, work, weights
-            flight.update = self._flyers.submit(self._fly, flight, *given)
+            taken = queued_until_now(self._device)
+            flight.update = self._flyers.submit(self._fly, flight, taken, self._in_vain)
 
     def _fly(
-        self,
-        flight: _Flight,
-        taken: Callable[[], None],
-        in_vain: threading.Event,
-        work: wire.Work,
-        weights: str,
+        self, flight: _Flight, taken: Callable[[], None], in_vain: threading.Event
     ) -> Delivery:
         """In a thread: encode and send, fetch the update, and advance if there is one process."""
-        layout, index = flight.part.layout, flight.fragment.index
-        up, bundle = self._place.seal(flight.part, flight.version, weights)
+        layout = flight.part.layout
+        up = self._place.seal(flight.part, flight.header, flight.weights_sha256)
         asked = self._ask(flight.fragment, flight.version + 1)
         # As in `_send`: nothing where the delta holds it.
         is_held = self._strategy.owes == "weights"
@@ -288,8 +286,7 @@ class Exchange:
             return owed
 
         encoding = self._encoder.submit(encode)
-        send = self._stub.send_contribution
-        receipt = send(index, flight.version, growing, work, bundle=bundle)
+        receipt = self._stub.send_contribution(growing, flight.header)
         self._settle(flight, receipt, residual, encoding.result())
         self._buffers.take_back(flight.held)
         while not is_here(asked):
@@ -392,7 +389,7 @@ class Exchange:
         steps = fragment.steps(self._strategy.h)
         is_replaced = is_last or not self._tau or steps == 1
         sent = flight.sent or ({}, {})
-        landing = Landing(steps, flight.steps, has_own, is_replaced, *sent)
+        landing = Landing(steps, flight.done.steps, has_own, is_replaced, *sent)
         is_written = self._hook.on_land(fragment, landing)
         self._place.renew(header, [fragment])
         # The local weights are what the update stands for, less what a subtraction and an addition

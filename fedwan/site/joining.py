@@ -113,7 +113,7 @@ def join(
         if (member := given_membership()) is None:
             return Alone(script)
         group, config = open_group(), member.config
-        load_initial(modules, config.init, config.excluded)
+        load_initial(modules, config)
         if config.num_sites > 1:
             seed_all(derive_seed(torch.initial_seed(), config.seed, member.name))
         return Site(member, script, group)
@@ -199,13 +199,7 @@ def choose_device(name: str) -> torch.device:
 
 def _open_link(config: Config, address: str, identity: Identity) -> Link:
     settings = config.link
-    link: Link = GrpcLink(
-        address,
-        identity,
-        patience_s=config.round.patience_s,
-        congestion=settings.congestion,
-        pace_mbit=settings.pace_mbit,
-    )
+    link: Link = GrpcLink(address, identity, settings, patience_s=config.round.patience_s)
     if settings.rate_mbit or settings.rtt_ms:
         link = ShapedLink(link, settings.rate_mbit, settings.rtt_ms)
     return link

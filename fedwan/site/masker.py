@@ -51,7 +51,7 @@ class Sealed(NamedTuple):
     """How one contribution is coded, and what travels with it."""
 
     codec: Codec
-    bundle: wire.MaskBundle | None = None
+    bundle: wire.MaskBundle
 
 
 class Masker:

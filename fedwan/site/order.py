@@ -8,47 +8,46 @@ What the coordinator clips is clipped here as well, by the same function, to the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from fedwan.config import COMMAND, Config, InnerConfig
+from fedwan.config import COMMAND, Config
 from fedwan.errors import UserError
 from fedwan.optim_state import NamedOptimizers
 from fedwan.site.script import Script
 from fedwan.state import network_of
+from fedwan.strategy import Strategy
 from fedwan.workloads.optim import clip, difference, rate_at
 
 
 class StepOrder:
     """Watches a script's optimisers by hooks; a `UserError` tells what is out of order.
 
-    With `all_step` the coordinator takes the same steps. A step that is given a closure computes
+    `held` are the optimisers with the networks' names. A step that is given a closure computes
     gradients inside of it, and is not looked at.
     """
 
     def __init__(
-        self,
-        optimizers: Mapping[str, torch.optim.Optimizer],
-        parameters: Mapping[str, Tensor],
-        inner: Mapping[str, InnerConfig],
-        num_steps: int,
-        *,
-        all_step: bool,
+        self, script: Script, config: Config, held: NamedOptimizers, strategy: Strategy
     ) -> None:
-        self._optimizers, self._inner = optimizers, inner
-        self._num_steps, self._all_step = num_steps, all_step
-        self._networks = {parameter: network_of(name) for name, parameter in parameters.items()}
+        is_own, does_step = config.workload == COMMAND, strategy.contributes == "gradient"
+        if is_own:
+            _check_optimizers(script, config, held, does_step=does_step)
+        self._optimizers = script.optimizers if is_own and does_step else {}
+        self._inner, self._num_steps = config.inner, config.steps
+        self._all_step = strategy.clock == "versions"
+        """Whether the coordinator takes the same steps."""
+        self._networks = {parameter: network_of(name) for name, parameter in held.params.items()}
         self._step = 0
         self._rates: dict[str, float] = {}
         """By network, where the coordinator takes the same steps."""
         self._marks: dict[Tensor, Any] = {}
         """Of each parameter, what changes once the gradient that was exchanged is written to."""
         self._stepped: list[torch.optim.Optimizer] = []
-        self._hooks = [o.register_step_pre_hook(self._look) for o in optimizers.values()]
+        self._hooks = [o.register_step_pre_hook(self._look) for o in self._optimizers.values()]
 
     def note_exchanged(self, step: int) -> None:
         """Gradients of a step, counted from 0, have been exchanged: clipped, they stay."""
@@ -105,15 +104,13 @@ def _mark(parameter: Tensor) -> tuple[int, int] | None:
     return None if grad is None else (id(grad), grad._version)
 
 
-def check_optimizers(
+def _check_optimizers(
     script: Script, config: Config, held: NamedOptimizers, *, does_step: bool
 ) -> None:
     """Refuse those of a script whose steps or moments others take to be what settings say.
 
-    `held` are the optimisers with the networks' names; `does_step`: the coordinator steps as well.
+    `does_step`: the coordinator steps as well.
     """
-    if config.workload != COMMAND:
-        return
     for network, inner in config.inner.items():
         for name in held.of_network(network):
             text = difference(inner, script.optimizers[name])

@@ -12,15 +12,16 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from fedwan.codecs import Codec
 from fedwan.codecs.masked import first_sizes
 from fedwan.codecs.payload import Source
 from fedwan.fragments import Fragment, due_step, reached_step
 from fedwan.link import wire_pb2 as wire
 from fedwan.site.checkpoint import Ledger, Residuals, SiteCheckpoints
-from fedwan.site.masker import Masker, Sealed
+from fedwan.site.masker import Masker
 from fedwan.site.meter import Meter, Work
 from fedwan.site.replica import Replica
-from fedwan.site.stub import CoordinatorStub, is_merged
+from fedwan.site.stub import Asked, CoordinatorStub, is_merged
 from fedwan.state import State
 from fedwan.strategy import Landing, SiteHook, Strategy
 
@@ -113,12 +114,14 @@ class Place:
         """Of the global weights that its next contribution starts from, where masks need it."""
         return self.replica.base_sha256(fragment) if self.strategy.up.mask_bits else ""
 
-    def seal(self, fragment: Fragment, version: int, weights_sha256: str) -> Sealed:
-        """How a fragment's contribution to a version is coded, at rank 0."""
+    def seal(self, fragment: Fragment, header: wire.UploadHeader, weights_sha256: str) -> Codec:
+        """How a fragment's contribution is coded, at rank 0; its masks' shares join its header."""
         index, up = fragment.index, self.strategy.up
         if self.masker is None:
-            return Sealed(up)
-        return self.masker.seal(up, index, version, weights_sha256, self.sizes[index])
+            return up
+        sealed = self.masker.seal(up, index, header.version, weights_sha256, self.sizes[index])
+        header.bundle.CopyFrom(sealed.bundle)
+        return sealed.codec
 
     def renew(
         self, header: wire.DownloadHeader, fragments: Sequence[Fragment], checkpoint: int = 0
@@ -216,10 +219,14 @@ class Place:
     def _fetch(
         self, held_sha256: str, held: Sequence[int] = (), repeats: int = 0
     ) -> wire.DownloadHeader:
-        """Have the weights that the coordinator has, which sends what this site has not."""
-        weights, header = self.stub.fetch_weights(
-            held_sha256=held_sha256, held_versions=held, repeats=repeats
-        )
+        """Have the weights that the coordinator has, which sends what this site has not.
+
+        Nothing is sent where `held_sha256` is theirs, or they are of the version that this site
+        `repeats` the last steps from, or where it can follow the updates from the versions `held`.
+        """
+        asked = Asked(kind=Asked.GLOBAL, version=repeats, held_sha256=held_sha256)
+        asked.held_versions.extend(held)
+        weights, header = self.stub.fetch_weights(asked)
         if header.status == _BEHIND:
             return header
         if header.status != wire.DownloadHeader.HELD:

@@ -23,7 +23,7 @@ from fedwan.protocol.limits import MOST_FIGURES
 from fedwan.rng import derive_seed, lent_generators
 from fedwan.site.replica import Replica
 from fedwan.site.script import Evaluate, Sample, Script
-from fedwan.site.stub import CoordinatorStub
+from fedwan.site.stub import Asked, CoordinatorStub
 from fedwan.state import State, add_prefix
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Quality:
         """Hand in the quality of the present average; what measures nothing needs no weights."""
         weights: State | None = None
         if not self._is_none:
-            weights, header = self._stub.fetch_weights(wire.DownloadRequest.EMA)
+            weights, header = self._stub.fetch_weights(Asked(kind=Asked.EMA))
             version = header.version
         self.measure(weights, version)
 
@@ -61,7 +61,7 @@ class Quality:
         is_leader = self._replica.group.rank == 0
         if self._is_none:
             if is_leader:
-                self._stub.report(version, "{}", b"")
+                self._stub.report(wire.QualityReport(version=version, figures_json="{}"))
             return
         began = time.monotonic()
         gpus = [d for d in (self._replica.device,) if d.type == "cuda"]
@@ -82,8 +82,10 @@ class Quality:
             figures = dict(list(figures.items())[:MOST_FIGURES])
         text = json.dumps(figures)
         if is_leader:
+            samples = safetensors.torch.save(shown)
+            report = wire.QualityReport(version=version, figures_json=text, samples=samples)
             try:
-                self._stub.report(version, text, safetensors.torch.save(shown))
+                self._stub.report(report)
             except PayloadError as error:
                 log.warning("the coordinator does not take this site's figures: %s", error)
         if figures:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedwan.app import load_workload
-from fedwan.config import Config, site_names
+from fedwan.config import site_names
 from fedwan.data import InMemory, Shard, data_at_site, dataset_of, first_leaf, open_shard
 from fedwan.errors import UserError
 from fedwan.metrics.network import load_network
@@ -40,25 +40,21 @@ if TYPE_CHECKING:
 
 def take_part(member: Membership, group: Group) -> None:
     """Train the recipe that a run's configuration names."""
-    config = member.config
-    recipe = load_workload(config.workload)
-    shard = open_data(config, member.name, member.data_path)
+    config, name = member.config, member.name
+    recipe, names = load_workload(config.workload), site_names(config)
+    if hasattr(recipe, "dataset"):
+        shard = dataset_of(recipe, config, name)
+    else:
+        data = data_at_site(config.data, name, member.data_path)
+        captions = getattr(recipe, "CAPTIONS", False)
+        shard = open_shard(data, names.index(name), len(names), config.seed, captions=captions)
     if config.eval.features:
         load_network(config.eval.features, torch.device(member.device))  # before any step
     workload = recipe.build(config, member.device)
     if prepare := getattr(workload, "prepare", None):
         shard = prepare(shard, member.home or member.folder)
-    load_initial(workload.networks, config.init, config.excluded)
+    load_initial(workload.networks, config)
     train(member, group, workload, shard, networks_of(recipe, config))
-
-
-def open_data(config: Config, site: str, own_path: str = "") -> Shard:
-    """A site's shard for the recipe: of its own `dataset`, or of the run's data."""
-    recipe, names = load_workload(config.workload), site_names(config)
-    if hasattr(recipe, "dataset"):
-        return dataset_of(recipe, config, site)
-    data, captions = data_at_site(config.data, site, own_path), getattr(recipe, "CAPTIONS", False)
-    return open_shard(data, names.index(site), len(names), config.seed, captions=captions)
 
 
 def train(

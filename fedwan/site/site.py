@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedwan.app import complete, load_strategy, sources
 from fedwan.codecs.masked import check_maskable
-from fedwan.config import COMMAND, Config, site_names
+from fedwan.config import Config, site_names
 from fedwan.errors import LinkLost, RunStopped, SessionLost, UserError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
@@ -40,7 +40,7 @@ from fedwan.site.exchange import Exchange
 from fedwan.site.group import Group
 from fedwan.site.masker import Masker
 from fedwan.site.meter import Meter, Work
-from fedwan.site.order import StepOrder, check_optimizers
+from fedwan.site.order import StepOrder
 from fedwan.site.place import Place
 from fedwan.site.quality import Quality
 from fedwan.site.replica import Replica
@@ -104,8 +104,7 @@ class Site:
             script.networks, script.optimizers, config.inner, config.excluded, group
         )
         group.agree("initial weights", replica.initial_sha256)
-        does_step = strategy.contributes == "gradient"
-        check_optimizers(script, config, replica.inner, does_step=does_step)
+        self._order = StepOrder(script, config, replica.inner, strategy)
         hook = strategy.hook(replica) if strategy.hook else SiteHook()
         self._link = link = member.open_link() if group.rank == 0 else None
         self._masker = None
@@ -115,9 +114,7 @@ class Site:
             names = site_names(config)
             needed = config.round.quorum or len(names)
             self._masker = Masker(member.identity, member.run_id, names, needed, member.folder)
-        self._stub = CoordinatorStub(
-            link, member.run_id, replica.layout, group=group, masker=self._masker
-        )
+        self._stub = CoordinatorStub(link, member.run_id, replica, self._masker)
         self.meter = Meter(link)
         self._checkpoints = SiteCheckpoints(
             *(member.folder, replica, hook.state, script.state),
@@ -129,13 +126,6 @@ class Site:
         self._place = Place(strategy, number, self.num_steps, *parts, self._masker)
         self._exchange = Exchange(self._place, self._listen)
         self._quality = Quality(config, replica, self._stub, self.name, script)
-        self._order = StepOrder(
-            script.optimizers if does_step and config.workload == COMMAND else {},
-            replica.inner.params,
-            config.inner,
-            config.steps,
-            all_step=strategy.clock == "versions",
-        )
         self._is_inside = False  # whether a step has begun and not ended
         self._has_joined = False
 

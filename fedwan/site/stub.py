@@ -8,10 +8,10 @@ half. That costs a thread, and a call that waits at the coordinator.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import safetensors.torch
 from torch import Tensor
@@ -22,9 +22,9 @@ from fedwan.errors import FedwanError, LinkLost, RunStopped
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Link
-from fedwan.site.group import Group
 from fedwan.site.masker import Masker
-from fedwan.state import Layout, State
+from fedwan.site.replica import Replica
+from fedwan.state import State
 
 Asked = wire.DownloadRequest
 COPY_S = 300.0
@@ -49,14 +49,12 @@ class CoordinatorStub:
         self,
         link: Link | None,
         run_id: str,
-        layout: Layout,
-        group: Group | None = None,
+        replica: Replica,
         masker: Masker | None = None,
     ) -> None:
         self._rank_0_link = link
         self._run_id = run_id
-        self._layout = layout
-        self._group = group or Group()
+        self._layout, self._group = replica.layout, replica.group
         self._masker = masker
 
     @property
@@ -72,54 +70,33 @@ class CoordinatorStub:
 
         def send() -> None:
             payload, _ = fp32().encode(weights, {}, whole(self._layout)[0].layout)
-            kind = wire.UploadHeader.INITIAL
-            receipt = self.send_contribution(0, 0, payload, wire.Work(), kind)
+            header = wire.UploadHeader(kind=wire.UploadHeader.INITIAL)
+            receipt = self.send_contribution(payload, header)
             if receipt.status == wire.Receipt.REJECTED:
                 raise FedwanError(f"the initial weights were refused: {receipt.text}")
 
         self._group.lead_long(send)
 
-    def send_contribution(
-        self,
-        fragment: int,
-        version: int,
-        payload: Payload | None,
-        work: wire.Work,
-        kind: wire.UploadHeader.Kind = wire.UploadHeader.CONTRIBUTION,
-        bundle: wire.MaskBundle | None = None,
-    ) -> wire.Receipt:
-        """Upload a contribution to `version`."""
+    def send_contribution(self, payload: Payload | None, header: wire.UploadHeader) -> wire.Receipt:
+        """Upload a contribution, or what else its header says that it is."""
         assert payload is not None, "rank 0 has encoded it"
-        header = wire.UploadHeader(
-            run_id=self._run_id,
-            kind=kind,
-            fragment=fragment,
-            version=version,
-            num_bytes=payload.num_bytes,
-            checksum=payload.checksum,
-            work=work,
-            bundle=bundle,
-        )
+        header.run_id, header.checksum = self._run_id, payload.checksum
+        header.num_bytes = payload.num_bytes
         return self.link.upload(header, payload)
 
-    def report(self, version: int, figures_json: str, samples: bytes) -> None:
+    def report(self, report: wire.QualityReport) -> None:
         """Hand in quality figures and samples."""
-        self.link.report(
-            wire.QualityReport(
-                run_id=self._run_id, version=version, figures_json=figures_json, samples=samples
-            )
-        )
+        report.run_id = self._run_id
+        self.link.report(report)
 
     # What comes ----------------------------------------------------------------------------
 
-    def _download(self, kind: wire.DownloadRequest.Kind, **which: Any) -> Delivery:
-        return self.link.download(Asked(run_id=self._run_id, kind=kind, **which))
+    def _download(self, asked: Asked) -> Delivery:
+        asked.run_id = self._run_id
+        return self.link.download(asked)
 
     def _whole(
-        self,
-        kind: wire.DownloadRequest.Kind,
-        read: Callable[[Source], State],
-        **which: Any,
+        self, asked: Asked, read: Callable[[Source], State]
     ) -> tuple[State | None, wire.DownloadHeader]:
         """Weights or the like, once the coordinator has a copy, at rank 0, and its header."""
         kept: list[State] = []
@@ -127,7 +104,7 @@ class CoordinatorStub:
         def fetch() -> wire.DownloadHeader:
             deadline = time.monotonic() + COPY_S
             while True:
-                header, payload = self._download(kind, **which)
+                header, payload = self._download(asked)
                 if payload is not None:
                     kept.append(read(payload))
                 if header.status != wire.DownloadHeader.NOT_YET:
@@ -151,9 +128,9 @@ class CoordinatorStub:
         Raises:
             RunStopped: the run is over without that version, and `between` does not say why.
         """
-        asked, over_since = {"fragment": fragment, "version": version}, None
+        asked, over_since = Asked(fragment=fragment, version=version, wait_s=POLL_S), None
         while True:
-            update = self._download(Asked.UPDATE, **asked, wait_s=POLL_S)
+            update = self._download(asked)
             if update.header.status == wire.DownloadHeader.UNMASK and self._masker:
                 self.link.unmask(self._masker.answer(update.header.unmask))
                 continue
@@ -179,30 +156,20 @@ class CoordinatorStub:
         """Whether the run has ended, asked without waiting."""
         done = wire.DownloadHeader.DONE
         return self._group.lead(
-            lambda: self._download(Asked.UPDATE, version=version + 1).header.status == done
+            lambda: self._download(Asked(version=version + 1)).header.status == done
         )
 
     def fetch_published(self, fragment: int, version: int) -> Delivery:
         """A fragment's update that led to a present version, if it is held, at every process."""
-        asked = {"fragment": fragment, "version": version}
-        return self._group.share(lambda: self._download(Asked.UPDATE, **asked))
+        asked = Asked(fragment=fragment, version=version)
+        return self._group.share(lambda: self._download(asked))
 
-    def fetch_weights(
-        self,
-        kind: wire.DownloadRequest.Kind = Asked.GLOBAL,
-        held_sha256: str = "",
-        held_versions: Sequence[int] = (),
-        repeats: int = 0,
-    ) -> tuple[State | None, wire.DownloadHeader]:
+    def fetch_weights(self, asked: Asked) -> tuple[State | None, wire.DownloadHeader]:
         """The present global weights, or their moving average, at rank 0; what was said of them.
 
-        Nothing but that where this site has the global ones already, as their hash tells, or those
-        of the version that it `repeats` the last steps from; or where it can follow the updates
-        from the versions that it has.
+        Nothing but that where this site has what is asked for already, or can follow the updates.
         """
-        held = {"held_sha256": held_sha256, "held_versions": held_versions}
-        read = partial(fp32().decode, layout=self._layout)
-        return self._whole(kind, read, version=repeats, **held)
+        return self._whole(asked, partial(fp32().decode, layout=self._layout))
 
     def fetch_outer(self) -> tuple[State | None, list[int]]:
         """The optimiser's state that sites mirror, at rank 0, and the versions that it is of."""
@@ -210,7 +177,7 @@ class CoordinatorStub:
         def read(payload: Source) -> State:
             return safetensors.torch.load(bytes(payload.read(0, payload.num_bytes)))
 
-        outer, header = self._whole(Asked.OUTER, read)
+        outer, header = self._whole(Asked(kind=Asked.OUTER), read)
         return outer, list(header.versions)
 
 

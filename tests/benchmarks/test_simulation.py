@@ -13,6 +13,7 @@ from benchmarks.seeded.bugs import planted
 from benchmarks.seeded.world import simulate_seed
 
 NUM_SEEDS = 300
+pytestmark = pytest.mark.usefixtures("usual_times")  # what seeds meet hangs on them
 
 
 def _first_seed() -> int:

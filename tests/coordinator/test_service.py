@@ -67,7 +67,7 @@ def coordinator(
     run = CoordinatedRun(*words, strategy, 60.0)  # type: ignore[arg-type]
     if resume:
         run.resume()
-    with serving(run.hub, identities, port=port) as plane:
+    with serving(run.hub, identities, LinkConfig(f"127.0.0.1:{port}")) as plane:
         yield run, plane.port, in_thread(run.train)
 
 

@@ -9,8 +9,10 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +46,18 @@ from tests.flower.fleet import (
 )
 
 COORDINATOR = """
-import sys
+import sys, threading
 from pathlib import Path
 from fedwan.config import from_json
 from fedwan.flower.coordinator import serve_coordinator
+from fedwan.flower.processes import stop_on_sigterm
 
-config, identity, resume = sys.argv[1:]
-serve_coordinator(
-    from_json(Path(config).read_text()), Path(identity), resume=resume == "resume"
-)
+path, identity, resume = sys.argv[1:]
+stop, config = threading.Event(), from_json(Path(path).read_text())
+with stop_on_sigterm(stop):
+    serve_coordinator(config, Path(identity), stop=stop, resume=resume == "resume")
 """
+serve = partial(serve_coordinator, stop=threading.Event())
 
 
 def config_for(out: Path, **link: Any) -> Config:
@@ -68,11 +72,11 @@ def test_a_port_that_is_not_set_or_in_use_is_told_before_anything_starts(
     tmp_path: Path, identities: Path, key: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"link\.{key} = .* has port 0"):
-        serve_coordinator(config_for(tmp_path, **{key: 0}), identities / "coordinator")
+        serve(config_for(tmp_path, **{key: 0}), identities / "coordinator")
     with listen("127.0.0.1", 0, "a test", "port") as held:
         port = held.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"{port}: the port is in use.*link\.{key}"):
-            serve_coordinator(config_for(tmp_path, **{key: port}), identities / "coordinator")
+            serve(config_for(tmp_path, **{key: port}), identities / "coordinator")
     assert not (tmp_path / "flower").exists()
 
 
@@ -81,11 +85,11 @@ def test_a_folder_in_use_a_sites_identity_and_no_run_to_resume_are_refused(
 ) -> None:
     config, identity = config_for(tmp_path), identities / "coordinator"
     with only_one(tmp_path, "out"), pytest.raises(ConfigError, match="in use by another service"):
-        serve_coordinator(config, identity)
+        serve(config, identity)
     with pytest.raises(IdentityError, match="site's certificate"):
-        serve_coordinator(config, identities / "s1")
+        serve(config, identities / "s1")
     with pytest.raises(CheckpointError, match="holds no run to go on with"):
-        serve_coordinator(config, identity, resume=True)
+        serve(config, identity, resume=True)
 
 
 def tickets(out: Path) -> int:

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -143,12 +142,12 @@ def test_a_full_disk_is_blamed_for_what_is_not_explained(
         (RunStopped("told to"), 0, RunStopped),
     ):
         usage.free = 10**9
-        with pytest.raises(raised) as caught, serving(tmp_path, "dir", "a.log", threading.Event()):
+        with pytest.raises(raised) as caught, serving(tmp_path, "dir", "a.log"):
             usage.free = free
             raise error
         assert type(caught.value) is raised
     usage.free = 0  # it does not start then
-    with pytest.raises(DiskFull), serving(tmp_path, "dir", "a.log", threading.Event()):
+    with pytest.raises(DiskFull), serving(tmp_path, "dir", "a.log"):
         pass
     with log_to(Path("/dev/full"), echo=False):
         logging.getLogger("fedwan").info("a line that has no room")

@@ -7,7 +7,7 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ import pytest
 from flwr.proto.fab_pb2 import Fab, GetFabResponse
 
 from fedwan.app import installed_app
+from fedwan.config import Config, LinkConfig
 from fedwan.flower import front_door, relay
 from fedwan.flower.bundle import build_fab
 from fedwan.flower.forwarder import Forwarder
 from fedwan.flower.front_door import FrontDoor
+from fedwan.flower.site_file import SiteFile
 from fedwan.link import pki
 from fedwan.link.admission import Admission
 from fedwan.link.tls import Identity
@@ -41,16 +43,16 @@ def open_door(
     identities: Path, superlink: int = 9, port: int = 0, told: list[tuple[str, str]] | None = None
 ) -> Iterator[FrontDoor]:
     tell = lambda *words: None if told is None else told.append(words)  # noqa: E731
-    with closing(FrontDoor(identities / "coordinator", "127.0.0.1", port, 1, tell)) as opened:
+    config = Config(sites=1, link=LinkConfig(door=f"127.0.0.1:{port}"))
+    with closing(FrontDoor(identities / "coordinator", config, tell)) as opened:
         opened.start(f"http://127.0.0.1:{superlink}")
         yield opened
 
 
 @contextmanager
-def forwarding(
-    identity: Path, door_port: int, bundles: Collection[str] = ()
-) -> Iterator[Forwarder]:
-    with closing(Forwarder(identity, f"127.0.0.1:{door_port}", bundles)) as forwarder:
+def forwarding(identity: Path, door_port: int, bundles: Sequence[str] = ()) -> Iterator[Forwarder]:
+    site = SiteFile(door=f"127.0.0.1:{door_port}", bundles=list(bundles))
+    with closing(Forwarder(site, Identity.load(identity))) as forwarder:
         forwarder.start(f"https://127.0.0.1:{door_port}")
         yield forwarder
 

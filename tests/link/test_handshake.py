@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from fedwan.config import LinkConfig
 from fedwan.errors import IdentityError, JoinRefused
 from fedwan.link import client, pki
 from fedwan.link import wire_pb2 as wire
@@ -87,10 +88,10 @@ def test_a_coordinator_listens_on_an_address_of_ipv6(
         pytest.skip("this machine has no IPv6")
     pki.federation(tmp_path / "pki", ["::1"], ["s1"])
     identity = Identity.load(tmp_path / "pki" / "s1")
-    with serving(bench.hub, tmp_path / "pki", host=host) as plane:
+    with serving(bench.hub, tmp_path / "pki", LinkConfig(f"[{host}]:0")) as plane:
         address = f"[::1]:{plane.port}"
         assert handshake_complaint(address, identity) is None
-        with contextlib.closing(GrpcLink(address, identity, patience_s=5.0)) as link:
+        with contextlib.closing(GrpcLink(address, identity, LinkConfig(), patience_s=5.0)) as link:
             assert not link.join(bench.hello("s1")).refusal
             payload = payload_of(1.0, bench.layout)
             assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED

@@ -22,6 +22,7 @@ from fedwan.link.base import Link
 from fedwan.link.client import GrpcLink
 from fedwan.link.tls import Identity, Role, now
 from tests.planes import (
+    LINK,
     Bench,
     Wires,
     await_control,
@@ -197,7 +198,7 @@ def test_a_site_whose_certificate_ends_is_told_and_can_do_nothing_more(
         began = time.monotonic()
         with pytest.raises(IdentityError, match=says):
             link.upload(header_of(payload), payload)
-        with closing(GrpcLink(link._address, identity)) as late:
+        with closing(GrpcLink(link._address, identity, LINK)) as late:
             with pytest.raises(IdentityError, match=says):
                 late.join(bench.hello("s1", "again"))
         assert time.monotonic() - began < ENDS_S

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from fedwan.errors import LinkLost
-from fedwan.link import rpc
+from fedwan.link import client, rpc
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.client import GrpcLink
 from tests.planes import (
@@ -159,7 +159,8 @@ def test_a_slow_link_is_no_standstill_and_a_slow_encoder_costs_a_question(
         failed(self, error)
 
     monkeypatch.setattr(rpc.Patience, "failed", note)
-    with joined_through_proxy(bench, identities, channels=1, chunk_bytes=1 << 20) as (link, proxy):
+    monkeypatch.setattr(client, "CHUNK_BYTES", 1 << 20)
+    with joined_through_proxy(bench, identities, channels=1) as (link, proxy):
         proxy.slow_down(1, 5e5)
         coded_s = time.monotonic() + 2.0 * (what == "up")
         result = in_thread(call(link, bench, what, coded_s))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fedwan.config import LinkConfig
 from fedwan.link import tcp
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.tcp import Congestion, read_state
@@ -43,7 +44,7 @@ def pace_of(sock: socket.socket) -> int:
 def test_connections_to_the_coordinator_are_set_up_and_no_others(
     other: str, listener: socket.socket
 ) -> None:
-    port = listener.getsockname()[1]
+    port, wish = listener.getsockname()[1], LinkConfig(congestion=other, pace_mbit=98.5)
     with (
         socket.create_server(("127.0.0.1", 0)) as elsewhere,
         socket.create_connection(("127.0.0.1", port)) as ours,
@@ -51,8 +52,8 @@ def test_connections_to_the_coordinator_are_set_up_and_no_others(
         listener.accept()[0] as far_end,
     ):
         before = control_of(foreign)
-        assert Congestion(other, 98.5).apply_to_peer(f"localhost:{port}") == 1
-        assert Congestion(other, 98.5).apply_to_peer(f"localhost:{port}") == 0  # it is set up
+        assert Congestion(wish).apply_to_peer(f"localhost:{port}") == 1
+        assert Congestion(wish).apply_to_peer(f"localhost:{port}") == 0  # it is set up
         assert control_of(ours) == other and pace_of(ours) == 98.5e6 / 8
         assert [control_of(s) for s in (foreign, far_end, listener)] == [before] * 3
         assert pace_of(far_end) == 2**64 - 1
@@ -76,7 +77,7 @@ def test_a_wish_that_is_refused_is_one_warning_with_the_mend(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tcp.socket, "socket", Refusing)
-    choice = Congestion("bbr")
+    choice = Congestion(LinkConfig(congestion="bbr"))
     assert choice.apply_to_peer("127.0.0.1:1") == 0 and choice.name == ""
     (record,) = caplog.records
     assert "link.congestion = 'bbr'" in record.message and "\n" not in record.message
@@ -92,7 +93,7 @@ def test_an_upload_and_its_server_run_with_the_wish(
     """Both ends are in this process, so its sockets tell."""
     bench = Bench(tmp_path, num_values=1_000_000)
     payload = random_payload(1, bench.layout)
-    with joined(bench, identities, channels=3, congestion=other) as link:
+    with joined(bench, identities, LinkConfig(congestion=other), channels=3) as link:
         assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
         port = int(link._address.rpartition(":")[2])
         peers = [sock.getpeername()[1] for sock in tcp._connected_to(link._address)]

@@ -13,16 +13,17 @@ import torch
 
 from fedwan.codecs import fp32
 from fedwan.codecs.payload import Bytes
+from fedwan.config import LinkConfig
 from fedwan.errors import FedwanError, LinkLost
-from fedwan.link import client
+from fedwan.link import client, tcp
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.rpc import (
     FEW_SITES,
     MIN_WINDOW_BYTES,
     WINDOWS_BYTES,
-    num_channels,
     window_options,
 )
+from fedwan.link.tcp import Congestion
 from tests.planes import (
     Bench,
     await_control,
@@ -256,11 +257,12 @@ def test_heartbeats_carry_the_step_while_an_upload_is_on_its_way(
 
 
 def test_without_a_setting_it_is_four_channels_or_one_under_bbr_or_a_pace(
-    identities: Path,
+    identities: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cases = [num_channels(bbr, pace) for bbr in (False, True) for pace in (False, True)]
-    assert cases == [4, 1, 1, 1]
-    with dialling(1, identities / "s1", channels=0, pace_mbit=50.0) as link:
+    for control, pace, num in (("cubic", 0, 4), ("cubic", 50, 1), ("bbr", 0, 1), ("bbr", 50, 1)):
+        monkeypatch.setattr(tcp, "_choose", lambda setting, control=control: control)
+        assert Congestion(LinkConfig(pace_mbit=pace)).num_channels == num
+    with dialling(1, identities / "s1", LinkConfig(pace_mbit=50.0), channels=0) as link:
         assert link.num_channels == 1
 
 

@@ -12,7 +12,7 @@ import pytest
 from cryptography import x509
 
 from fedwan.codecs import fp32
-from fedwan.link import pki
+from fedwan.link import client, pki
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.framing import ChunkHashes, Part, plain
 from fedwan.link.tls import Identity, has_signed
@@ -110,7 +110,8 @@ def test_a_stripe_that_ends_while_another_reads_the_last_chunk_signs_that_too(
 
     monkeypatch.setattr(Identity, "sign", sign_late)
     monkeypatch.setattr(payload, "read", read_late)
-    with joined(bench, identities, channels=2, chunk_bytes=1 << 11) as link:
+    monkeypatch.setattr(client, "CHUNK_BYTES", 1 << 11)
+    with joined(bench, identities, channels=2) as link:
         assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
     assert bench.hub.rejected == 0
 

@@ -221,7 +221,7 @@ class Served:
     @contextmanager
     def serving(self) -> Iterator[None]:
         identity = Identity.load(self.identities / "coordinator", "coordinator")
-        plane = DataPlane(self.run.hub, identity, "127.0.0.1", 0, heartbeat_s=0.3)
+        plane = DataPlane(self.run.hub, identity, self.config)
         plane.start()
         self.address = f"127.0.0.1:{plane.port}"
         thread = threading.Thread(target=self._train)
