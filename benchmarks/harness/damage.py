@@ -181,7 +181,7 @@ def damaged(rng: random.Random, good: Good, others: list[bytes]) -> bytes:
         end = min(end, len(data) - TRAILER_BYTES)
         if begin < end:
             change(rng, data, begin, end, good)
-    if rng.random() < 0.005:
+    if rng.random() < 0.005 and data:
         del data[rng.randrange(len(data)) :]
     body = memoryview(data)[: max(0, len(data) - TRAILER_BYTES)]
     return bytes(body) + xxhash.xxh3_64_intdigest(body).to_bytes(TRAILER_BYTES, "little")
