@@ -4,7 +4,7 @@ Tensors of pix2pix at a 64th of its width, steps of 0.05 s that sleep, as where 
 quorum 2, in real processes over the data plane. The third site (`harness/hostile_site.py`) is a
 member: it joins, sends heartbeats, and contributes NaN alone, so that the other two make every
 round. Then the same run again, in which it also sends well-formed messages with hostile content to
-every call, from four threads, as fast as they are answered, until the run is over; or so many
+every call, from 16 threads, as fast as they are answered, until the run is over; or so many
 reports, of a run that measures quality; or keeps control streams, connections that say nothing, or
 ones with a certificate that begin the headers of a call and do not end them.
 

@@ -55,7 +55,7 @@ from fedwan.protocol.rounds import HOPELESS_ROUNDS
 CALLS = ("Control", "Download", "Join", "Leave", "Report", "Unmask", "Upload")
 HALF = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0\0\0\x40\1\4\0\0\0\1\x83"
 """Of HTTP/2 (RFC 9113): preface, empty settings, and headers of 64 bytes of which one comes."""
-THREADS = 4
+THREADS = 16
 TIMEOUT_S = 30.0
 INTEGERS = (0, 1, 2, 7, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**62, 2**63, 2**64 - 1)
 MASKS = {Field.TYPE_ENUM: 2**31 - 1, Field.TYPE_UINT32: 2**32 - 1}
