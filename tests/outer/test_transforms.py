@@ -125,22 +125,3 @@ def test_deltas_of_the_same_weights_add_up_to_nesterov_on_their_mean(every: int)
             update, own = delayed.update({"w": delta}, own)
             mine = mine + update["w"]
         torch.testing.assert_close(mine, theirs)
-
-
-def test_momentum_acts_only_with_every_nth_arrival() -> None:
-    transform = delayed_nesterov(1.0, 0.5, every=3)
-    state = transform.init({"w": torch.zeros(1)})
-    moves = []
-    for _ in range(6):
-        update, state = transform.update({"w": torch.ones(1)}, state)
-        moves.append(float(update["w"]))
-    first, second = -1 / 3 - 0.5, -1 / 3 - 0.5 * 1.5
-    assert moves == pytest.approx([-1 / 3, -1 / 3, first, -1 / 3, -1 / 3, second])
-
-
-def test_lr_1_is_averaging() -> None:
-    base = torch.tensor([1.0, -2.0, 0.5])
-    sites = [torch.tensor([2.0, 0.0, 0.5]), torch.tensor([0.0, -1.0, 1.5])]
-    delta = sum(base - site for site in sites) / 2
-    update, _ = sgd(1.0).update({"w": delta}, {})
-    assert torch.equal(base + update["w"], (sites[0] + sites[1]) / 2)
