@@ -247,11 +247,13 @@ class _History:
     def compare(self, what: str, versions: list[int], weights: list[str]) -> None:
         """With versions that something stands at, and hashes of their weights."""
         if len(versions) != len(self.versions):
-            raise ValueError(f"{what} at versions {versions}, where the run was at {self.versions}")
+            seen = f"where the run was at {self.versions}" if self.versions else "and it is empty"
+            raise ValueError(f"{what} at versions {versions}, {seen}")
         for key, found in zip(enumerate(versions), weights, strict=True):
-            told, line = self._weights.get(key, ("no weights", 0))
+            told, line = self._weights.get(key, ("", 0))
             if told != found:
+                other = f"line {line} tells of {told[:12]}" if told else "no line tells of it"
                 raise ValueError(
                     f"{what} at version {key[1]} of fragment {key[0]} with weights {found[:12]}; "
-                    f"line {line} tells of {told[:12]}"
+                    f"{other}"
                 )
