@@ -244,6 +244,17 @@ def test_a_value_that_is_not_finite_survives_or_is_refused_when_it_is_read(codec
             assert text.startswith("tensor 'w' holds values that are not finite") and "clip" in text
 
 
+def test_fp32_parameters_come_out_bit_for_bit_and_are_not_copied() -> None:
+    assert fp32().is_exact
+    bits = torch.randint(-(2**31), 2**31 - 1, (1000,), generator=torch.Generator().manual_seed(1))
+    value, layout = bits.to(torch.int32).view(torch.float32), {"w": spec((1000,))}
+    payload, _ = fp32().encode({"w": value}, {}, layout)
+    decoded = fp32().decode(payload, layout)["w"]
+    assert torch.equal(decoded.view(torch.int32), value.view(torch.int32))
+    value[-1] = 1.0
+    assert bytes(payload.read(payload.num_bytes - 12, 4)) == struct.pack("<f", 1.0)
+
+
 def test_a_wrong_shape_and_a_dtype_that_cannot_travel_are_the_callers_error() -> None:
     with pytest.raises(ValueError, match=r"'w' has shape \(3,\), not \(2,\)"):
         int4().encode({"w": torch.zeros(3)}, {}, {"w": spec((2,))})

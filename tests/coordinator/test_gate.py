@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from fedwan.coordinator.model import GlobalModel
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
 from fedwan.state import Role
-from tests.planes import eventually
-from tests.support import Ran, RewritingLink, hub_of, killed_after, run_tiny, tiny_config
+from tests.planes import Wires, eventually
+from tests.support import Ran, RewritingLink, killed_after, run_tiny, tiny_config
 
 ODD = "s3"
 
@@ -35,8 +36,11 @@ class GrowingLink(RewritingLink):
         role: Role = Role.PARAMETER,
         is_hostile: bool = False,
         factor: int = 1_000_000,
+        weights: threading.Event | None = None,
     ) -> None:
         super().__init__(inner, self._grow)
+        self._weights = weights
+        """Contributions wait for these to be at the coordinator."""
         self._versions = list(versions)
         self._role = role
         self._is_hostile = is_hostile
@@ -47,6 +51,8 @@ class GrowingLink(RewritingLink):
         return value * self._factor if is_grown else value
 
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
+        if self._weights and header.kind == wire.UploadHeader.CONTRIBUTION:
+            assert self._weights.wait(5.0)
         receipt = super().upload(header, payload)
         if receipt.status != wire.Receipt.REJECTED:
             return receipt
@@ -54,6 +60,19 @@ class GrowingLink(RewritingLink):
             return wire.Receipt(status=wire.Receipt.ACCEPTED)
         self._versions.remove(header.version)
         return receipt
+
+
+@pytest.fixture
+def weights(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once the initial weights are at the coordinator."""
+    set_model, are_here = Federation.set_model, threading.Event()
+
+    def note(hub: Federation, model: GlobalModel) -> None:
+        set_model(hub, model)
+        are_here.set()
+
+    monkeypatch.setattr(Federation, "set_model", note)
+    return are_here
 
 
 def ran(folder: Path, config: Config, wrap: Callable[[Link], Link], **words: Any) -> Ran:
@@ -90,19 +109,13 @@ def test_what_is_far_too_large_is_refused_once_and_the_site_goes_on(
     assert max(row["norms"]["velocity"] for row in run.rounds()) < 100
 
 
-FIRST = [
-    *((name, Role.PARAMETER, 10**6) for name in ("diloco", "streaming_diloco", "scaffnew")),
-    *((name, Role.VARIANCE, 10**6) for name in ("streaming_diloco", "scaffnew")),
-    *(("diloco", role, 10**18) for role in (Role.MEAN, Role.VARIANCE)),
-]
-
-
-@pytest.mark.parametrize(("strategy", "role", "factor"), FIRST)
+@pytest.mark.parametrize("strategy", ["diloco", "streaming_diloco", "scaffnew"])
+@pytest.mark.parametrize("role", [Role.PARAMETER, Role.VARIANCE])
 def test_in_the_first_rounds_what_is_far_above_the_others_is_left_out_and_all_go_on(
-    strategy: str, role: Role, factor: int, tmp_path: Path
+    strategy: str, role: Role, tmp_path: Path
 ) -> None:
     config = tiny_config(strategy, sites=4, h=2, steps=24, kind="regression")
-    run = ran(tmp_path, config, lambda link: GrowingLink(link, range(2), role, factor=factor))
+    run = ran(tmp_path, config, lambda link: GrowingLink(link, range(2), role))
     told = run.events("rejected")
     assert len(told) >= 2 and all(text.startswith(f"contribution of {ODD} ") for text in told)
     assert len(told) + run.result.totals.contributions == 48 * len(run.result.model.versions)
@@ -111,30 +124,57 @@ def test_in_the_first_rounds_what_is_far_above_the_others_is_left_out_and_all_go
     assert all(value.abs().max() < 100 for value in run.state.values())
 
 
+@pytest.mark.parametrize(
+    ("role", "factor"),
+    [
+        (Role.PARAMETER, 10**6),
+        (Role.MEAN, 10**18),
+        (Role.VARIANCE, 10**18),
+        (Role.COUNTER, 1 << 61),
+    ],
+)
+def test_over_sockets_the_first_contribution_of_a_site_cannot_spoil_the_weights(
+    role: Role, factor: int, tmp_path: Path, identities: Path, weights: threading.Event
+) -> None:
+    with Wires(identities) as wires:
+
+        def wrap(name: str, link: Link) -> Link:
+            wire = wires.wrap(name, link)
+            odd = GrowingLink(wire, range(1), role, factor=factor, weights=weights)
+            return odd if name == ODD else wire  # type: ignore[return-value]
+
+        run = run_tiny(tmp_path, tiny_config(sites=3, h=2, steps=8), norm=True, wrap=wrap)
+    (text,) = run.events("rejected")
+    assert text.startswith(f"contribution of {ODD} refused: velocity's ")
+    assert len(run.hashes) == 1
+    assert all(value.abs().max() < 100 for value in run.state.values())
+
+
 @pytest.mark.parametrize("is_early", [False, True])
 @pytest.mark.parametrize("strategy", ["diloco", "sync", "async_diloco"])
 def test_a_counter_beyond_what_steps_can_count_moves_the_global_one_by_no_more(
-    strategy: str, is_early: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    strategy: str,
+    is_early: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    weights: threading.Event,
 ) -> None:
     """It is refused, or cut where it came before the initial weights."""
     set_model = Federation.set_model
 
     def late(hub: Federation, model: GlobalModel) -> None:
-        eventually(lambda: sum(map(len, hub.rounds._whole)) == 2 or not is_early)
+        eventually(lambda: sum(map(len, hub.rounds._whole)) == 2)
         set_model(hub, model)
 
-    class PatientLink(GrowingLink):
-        def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
-            if header.kind == wire.UploadHeader.CONTRIBUTION and not is_early:
-                eventually(lambda: hub_of(self._inner).model)
-            return super().upload(header, payload)
-
-    monkeypatch.setattr(Federation, "set_model", late)
+    if is_early:
+        monkeypatch.setattr(Federation, "set_model", late)
     h = 1 if strategy == "sync" else 2
     config = tiny_config(strategy, sites=2, h=h, steps=6 * h, round={"quorum": 2})
 
     def wrap(name: str, link: Link) -> Link:
-        return PatientLink(link, range(1), Role.COUNTER) if name == "s2" else link  # type: ignore[return-value]
+        after = None if is_early else weights
+        odd = GrowingLink(link, range(1), Role.COUNTER, weights=after)
+        return odd if name == "s2" else link  # type: ignore[return-value]
 
     run = run_tiny(tmp_path, config, norm=True, wrap=wrap)
     for text in run.events("rejected"):

@@ -170,6 +170,19 @@ def test_a_snapshot_does_not_change_while_training_goes_on(what: Any) -> None:
     assert (hash_state(decoded), version) == (expected, (2,))
 
 
+def test_of_two_that_read_the_average_one_may_end_and_it_is_copied_once_for_both() -> None:
+    model = make_model(strategy_of("diloco"))
+    first, second = (model.snapshot(Kinds.EMA)[0] for _ in "ab")
+    expected = hash_state(model.ema)
+    del second
+    average = model.ema
+    advance(model, range(3))
+    assert hash_state(fp32().decode(first, LAYOUT)) == expected
+    kept = model.ema
+    advance(model, range(3, 5))
+    assert model.ema is kept is not average
+
+
 def test_the_average_goes_on_from_where_a_snapshot_was_taken() -> None:
     watched, plain = (make_model(strategy_of("diloco")) for _ in "ab")
     held = []
