@@ -62,14 +62,11 @@ def request(
     The key stays in DIR. A DIR that has one keeps it.
     """
     from fedwan.link import pki
-    from fedwan.link.certificates import COORDINATOR
 
-    fingerprint = pki.request(directory, name, host or [])
+    fingerprint, hosts = pki.request(directory, name, host or [])
     typer.echo(f"request {directory / 'identity.csr'}: bring it to the authority to be signed")
-    if name == COORDINATOR:
-        hosts = [*(host or []), "localhost", "127.0.0.1"]
-        typer.echo(f"hosts   {', '.join(hosts)}; sites dial it at one of them, --host adds some")
     typer.echo(f"key     {fingerprint}")
+    _tell_hosts(name, hosts)
 
 
 @app.command("sign")
@@ -82,9 +79,10 @@ def sign(
 
     Compare the key that is shown with what the party was shown: another one is somebody else's.
     """
-    name, fingerprint = _open(directory).sign(path, days)
+    name, fingerprint, hosts = _open(directory).sign(path, days)
     _tell_signed(directory, name, days)
-    typer.echo(f"key    {fingerprint}")
+    typer.echo(f"key     {fingerprint}")
+    _tell_hosts(name, hosts)
 
 
 @app.command("renew")
@@ -127,4 +125,11 @@ def _passphrase(*, is_new: bool = False) -> bytes:
 
 
 def _tell_signed(directory: Path, name: str, days: int) -> None:
-    typer.echo(f"signed {directory / name}: valid for {days} days; its files go beside the key")
+    typer.echo(f"signed  {directory / name}: valid for {days} days; its files go beside the key")
+
+
+def _tell_hosts(name: str, hosts: list[str]) -> None:
+    from fedwan.link.certificates import COORDINATOR
+
+    if name == COORDINATOR:
+        typer.echo(f"hosts   {', '.join(hosts)}: sites dial it at one of them; --host adds some")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,30 +35,37 @@ LEAST_PASSPHRASE = 8
 _MAX_REQUEST_BYTES = 1 << 16
 
 
-def request(folder: Path, name: str, hosts: Sequence[str] = ()) -> str:
+def request(folder: Path, name: str, hosts: Sequence[str] = ()) -> tuple[str, list[str]]:
     """Make a party's key in its folder, unless it has one, and `identity.csr` to be signed.
 
     `name` is the site's, a DNS label, or `coordinator`; `hosts` are DNS names and IP addresses that
-    sites dial, beside `localhost` and `127.0.0.1`. Returns the key's fingerprint.
+    sites dial, beside `localhost` and `127.0.0.1`. Returns the key's fingerprint and all
+    these hosts.
     """
     check_name(name)
     if hosts and name != COORDINATOR:
         raise IdentityError(f"hosts are the coordinator's; site {name!r} is dialled by nobody")
     names = x509.SubjectAlternativeName(certificates.alternative_names(name, hosts))
     builder = x509.CertificateSigningRequestBuilder().subject_name(certificates.name_of(name))
-    path, before = folder / "identity.key", folder / "identity.csr"
-    if before.exists():
-        other = common_name(certificates.parse_request(before.read_bytes(), f"request {before}"))
-        if other != name:
-            raise IdentityError(f"{folder} is {other}'s; give {name!r} a folder of its own")
+    path, csr = folder / "identity.key", folder / "identity.csr"
     with _writing(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if (other := _requested(csr)) not in ("", name):
+            raise IdentityError(f"{folder} is {other}'s; give {name!r} a folder of its own")
         if not path.exists():
             _write_key(path, certificates.new_key(), None)
         key = _read_key(path, None)
         made = builder.add_extension(names, critical=False).sign(key, hashes.SHA256())
-        replace_bytes(before, made.public_bytes(PEM))
-    return certificates.fingerprint(key.public_key())
+        replace_bytes(csr, made.public_bytes(PEM))
+    return certificates.fingerprint(key.public_key()), certificates.hosts_of(made)
+
+
+def _requested(csr: Path) -> str:
+    """Whose request a folder holds; empty if there is none, or none that can be read."""
+    if csr.exists():
+        with suppress(IdentityError):
+            return common_name(certificates.parse_request(csr.read_bytes(), str(csr)))
+    return ""
 
 
 def federation(folder: Path, hosts: Sequence[str], sites: Iterable[str]) -> Authority:
@@ -122,8 +129,8 @@ class Authority:
         key = _read_key(_key_path(folder, certificate), passphrase)
         return cls(directory, Issuer(certificate, key))
 
-    def sign(self, path: Path, days: int = IDENTITY_DAYS) -> tuple[str, str]:
-        """Sign a request; the party's name, and its key's fingerprint.
+    def sign(self, path: Path, days: int = IDENTITY_DAYS) -> tuple[str, str, list[str]]:
+        """Sign a request; the party's name, its key's fingerprint, and the hosts it asked for.
 
         A name that has an identity gets another one for the same key only: for another key, what it
         has must be revoked first.
@@ -152,8 +159,9 @@ class Authority:
                     f"{certificate.not_valid_after_utc:%Y-%m-%d}; if that key is lost, revoke it "
                     f"first: fedwan pki revoke {name} --pki {self.directory}"
                 )
-        self._issue(name, key, certificates.hosts_of(wanted), days)
-        return name, certificates.fingerprint(key)
+        hosts = certificates.hosts_of(wanted)
+        self._issue(name, key, hosts, days)
+        return name, certificates.fingerprint(key), hosts
 
     def renew(self, name: str, hosts: Sequence[str] = (), days: int = IDENTITY_DAYS) -> None:
         """Sign a party's newest identity again, for the same key; what it has stays valid.
