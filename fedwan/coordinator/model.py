@@ -215,18 +215,21 @@ class GlobalModel:
                 largest[what] = max(largest.get(what, -math.inf), float(self.state[name].max()))
         return largest
 
-    def bound_counters(self, fragment: Fragment, merged: State, most: float) -> None:
+    def bound_counters(self, fragment: Fragment, merged: State, most: float) -> bool:
         """Let no merged integer buffer be more than `most` above the largest one of its network.
 
         The intake sees to it, but not for contributions that came before the initial weights.
+        Whether anything was cut.
         """
-        present = self.counters(fragment.index)
-        for name in fragment.layout:
-            what = LARGEST_COUNTER.format(network_of(name))
-            if name in merged and what in present and not merged[name].is_floating_point():
-                largest = min(present[what] + most, torch.iinfo(torch.int64).max // 2)
-                bounded = merged[name].to(torch.int64).clamp_(max=int(largest))
-                merged[name] = bounded.to(merged[name].dtype)
+        present, is_cut = {} if math.isinf(most) else self.counters(fragment.index), False
+        for name, spec in fragment.layout.items():
+            bound = present.get(LARGEST_COUNTER.format(network_of(name)), math.inf) + most
+            if spec.role is Role.COUNTER and not is_moment(name) and name in merged:
+                largest = float(merged[name].max()) if spec.num_values else -math.inf
+                if largest > bound:
+                    merged[name] = merged[name].clamp(max=int(bound))
+                    is_cut = True
+        return is_cut
 
     def hash_of(self, fragment: Fragment) -> str:
         """`hash_state` of a fragment's global weights; 1 s a GB, once for each version."""

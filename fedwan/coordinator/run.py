@@ -263,7 +263,10 @@ class CoordinatedRun:
             samples = self._gather(model, round_, merger)
         before = merger.sampler.of(model.state)
         merged = self._mergers.merged(model, round_, self._look_round)
-        model.bound_counters(fragment, merged, rounds.most_counted(fragment.index))
+        if model.bound_counters(fragment, merged, rounds.most_counted(fragment.index)):
+            for merge in round_.merged:
+                if why := hub.overcounted(fragment.index, merge.contribution.measures.figures()):
+                    hub.event("warning", merge.key.site, f"{merge.key.site}'s {why}; it is cut")
         contributions = [contribution_row(m, self._mergers.share(m)) for m in round_.merged]
         self._version_lines.wait()
         payload = model.commit(

@@ -326,9 +326,13 @@ class Servicer(Federation):
         return wire.Receipt(status=wire.Receipt.STALE, text=text, others_step=step)
 
     def _objection(self, fragment: int, figures: Mapping[str, float]) -> str:
-        present = self.model.counters(fragment) if self.model else {}
-        counted = overcounted(figures, present, self.rounds.most_counted(fragment))
+        counted = self.overcounted(fragment, figures)
         return counted or self.gate.objection(fragment, figures)
+
+    def overcounted(self, fragment: int, figures: Mapping[str, float]) -> str:
+        """See `fedwan.protocol.gate.overcounted`; nothing before the weights are here."""
+        present = self.model.counters(fragment) if self.model else {}
+        return overcounted(figures, present, self.rounds.most_counted(fragment))
 
     def _rejection(self, upload: Upload, text: str) -> wire.Receipt:
         self.intake.close(upload)

@@ -37,7 +37,7 @@ def test_a_federation_is_made_renewed_and_revoked_in_the_default_folders(
     code, asked, _ = fedwan("pki", "request", "paris")
     assert code == 0 and "request identity/identity.csr: bring it to the authority" in asked
     code, signed, _ = fedwan("pki", "sign", "identity/identity.csr", "--days", "30")
-    assert code == 0 and "signed pki/paris: valid for 30 days" in signed
+    assert code == 0 and "signed  pki/paris: valid for 30 days" in signed
     assert key_shown(asked) == key_shown(signed)
     os.umask(careless)
     for path in (*Path("pki/ca").glob("*.key"), Path("identity/identity.key")):

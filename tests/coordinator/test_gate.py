@@ -180,6 +180,8 @@ def test_a_counter_beyond_what_steps_can_count_moves_the_global_one_by_no_more(
     for text in run.events("rejected"):
         assert f"velocity's largest counter {h}e+06 is more than" in text
     assert is_early or len(run.events("rejected")) == 1
+    warned = run.events("warning")
+    assert warned == [] if not is_early else warned[0].startswith("s2's velocity's largest counter")
     counters = [v for v in run.state.values() if not v.is_floating_point()]
     assert counters and all(int(value) < (13_000 if is_early else 100) for value in counters)
 
