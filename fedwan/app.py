@@ -26,8 +26,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import fedwan
-from fedwan._config_tree import parse_words, read_yaml
 from fedwan.config import COMMAND, Config, InnerConfig, merge
+from fedwan.config_tree import parse_words, read_yaml
 from fedwan.errors import ConfigError, FedwanError, place_of
 from fedwan.files import absolute_path
 from fedwan.names import nearest

@@ -17,7 +17,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedwan._config_tree import (
+from fedwan.config_tree import (
     LISTENS,
     NAMED,
     POSITIVE,

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedwan._config_tree import value_at
 from fedwan.app import load_workload
 from fedwan.config import COMMAND, Config, host_and_port
+from fedwan.config_tree import value_at
 from fedwan.data import check_files
 from fedwan.metrics.network import find_network
 from fedwan.uses import Faults

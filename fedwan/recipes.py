@@ -13,10 +13,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedwan import outer
-from fedwan._config_tree import keys_of, value_at
 from fedwan.codecs import Codec, codec_by_name
 from fedwan.codecs.masked import MOST_SITES
 from fedwan.config import CODECS, MASKED, Config, OuterConfig, RoundConfig
+from fedwan.config_tree import keys_of, value_at
 from fedwan.coordinator.server_step import ServerStep, step_outer
 from fedwan.errors import ConfigError
 from fedwan.fragments import Fragmentation, often, strided, whole

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from fedwan._config_tree import default_at, leaves_of, put_at, value_at
+from fedwan.config_tree import default_at, leaves_of, put_at, value_at
 from fedwan.errors import ConfigError
 
 

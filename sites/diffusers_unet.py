@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedwan._config_tree import setting, span
 from fedwan.config import Config, InnerConfig
+from fedwan.config_tree import setting, span
 from fedwan.data import num_labels, source_of
 from fedwan.errors import ConfigError
 from fedwan.extras import require

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedwan._config_tree import NOT_NEGATIVE, setting, span
 from fedwan.config import Config, DataConfig, InnerConfig
+from fedwan.config_tree import NOT_NEGATIVE, setting, span
 from fedwan.data import source_of
 from fedwan.data.sources import parse_classes
 from fedwan.errors import ConfigError

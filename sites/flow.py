@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from fedwan._config_tree import NOT_NEGATIVE, POSITIVE, SHARE, one_of, setting, span
 from fedwan.app import num_experts
 from fedwan.config import Config, DataConfig, InnerConfig
+from fedwan.config_tree import NOT_NEGATIVE, POSITIVE, SHARE, one_of, setting, span
 from fedwan.data import num_labels, source_of
 from fedwan.errors import ConfigError
 from fedwan.models.experts import build_experts, draw_experts, forward_drawn

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedwan._config_tree import NOT_NEGATIVE, one_of, setting, span
 from fedwan.app import num_experts
 from fedwan.config import Config, InnerConfig
+from fedwan.config_tree import NOT_NEGATIVE, one_of, setting, span
 from fedwan.data import num_labels, source_of
 from fedwan.errors import ConfigError
 from fedwan.models.experts import build_experts, draw_experts, forward_drawn

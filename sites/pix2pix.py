@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import l1_loss
 
-from fedwan._config_tree import NOT_NEGATIVE, SHARE, one_of, setting, span
 from fedwan.config import Config, InnerConfig
+from fedwan.config_tree import NOT_NEGATIVE, SHARE, one_of, setting, span
 from fedwan.data import held_out_of, source_of
 from fedwan.errors import ConfigError
 from fedwan.metrics import measure_translation

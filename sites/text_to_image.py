@@ -23,8 +23,8 @@ import torch
 from filelock import FileLock
 from torch import Tensor, nn
 
-from fedwan._config_tree import NOT_NEGATIVE, SHARE, setting, span
 from fedwan.config import FILE_NAMES, Config, InnerConfig
+from fedwan.config_tree import NOT_NEGATIVE, SHARE, setting, span
 from fedwan.data import Shard, source_of
 from fedwan.errors import ConfigError
 from fedwan.extras import require

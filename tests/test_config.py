@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwan._config_tree import keys_of
 from fedwan.config import (
     CODECS,
     Config,
@@ -25,6 +24,7 @@ from fedwan.config import (
     site_names,
     to_json,
 )
+from fedwan.config_tree import keys_of
 from fedwan.errors import ConfigError
 
 

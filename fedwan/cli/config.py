@@ -12,9 +12,9 @@ import typer
 from omegaconf import OmegaConf
 
 from fedwan import config as sections
-from fedwan._config_tree import keys_of, kind_at
 from fedwan.cli.arguments import FileAndWords, file_and_words
 from fedwan.config import Config
+from fedwan.config_tree import keys_of, kind_at
 
 
 def config(

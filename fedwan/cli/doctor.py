@@ -12,7 +12,6 @@ import click
 import typer
 import typer.core
 
-from fedwan._config_tree import check_address
 from fedwan.cli.arguments import (
     IdentityFolder,
     JsonPath,
@@ -23,6 +22,7 @@ from fedwan.cli.arguments import (
 )
 from fedwan.cli.members import way_on
 from fedwan.config import load
+from fedwan.config_tree import check_address
 from fedwan.errors import ConfigError
 from fedwan.output.units import sites_text
 

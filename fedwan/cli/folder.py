@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedwan._config_tree import leaves_of
 from fedwan.cli.arguments import resuming
 from fedwan.config import COMMAND, MASKED, Config
+from fedwan.config_tree import leaves_of
 from fedwan.errors import ConfigError
 from fedwan.flower.processes import only_one
 from fedwan.output.board import read_run

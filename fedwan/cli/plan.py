@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedwan._config_tree import leaves_of, overlay, parse_words
 from fedwan.cli.arguments import JsonPath, Words, option, write_option
 from fedwan.config import Config, merge
+from fedwan.config_tree import leaves_of, overlay, parse_words
 from fedwan.errors import ConfigError
 from fedwan.output.units import sites_text
 from fedwan.uses import Faults

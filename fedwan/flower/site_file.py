@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fedwan._config_tree import check_address, overlay, parse_words, read_yaml
 from fedwan.app import app_folders, workload_names
 from fedwan.config import COMMAND, SITE, Config
+from fedwan.config_tree import check_address, overlay, parse_words, read_yaml
 from fedwan.errors import ConfigError
 from fedwan.files import replace_text
 from fedwan.names import nearest

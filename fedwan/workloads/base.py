@@ -8,7 +8,8 @@ It needs the first alone, of which `fedwan.workloads.descent` and its `Simple` t
                             networks consist of: it should put no tensor into a cache
     NETWORKS                kinds of the networks that are trained, by name; else they are those
                             that `build` makes optimisers for: adversarial if several
-    Model                   a dataclass, the settings under `model.*`; else there are none
+    Model                   a dataclass, the settings under `model.*`; else there are none. A field
+                            may say what it takes: `setting(32, span(1))`, `fedwan.config_tree`
     USES                    see `fedwan.uses`; what of `fedwan.workloads.settings.OPTIONAL` its
                             steps follow, and conditions of `model.*`
     DEFAULTS                what takes the place of settings that were left open

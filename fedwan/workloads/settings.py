@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedwan._config_tree import invalid, overlay
 from fedwan.config import Config, InnerConfig
+from fedwan.config_tree import invalid, overlay
 from fedwan.data.sources import SOURCES, check_data, source_of
 from fedwan.errors import ConfigError
 from fedwan.names import nearest

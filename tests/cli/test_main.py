@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from fedwan import __version__
-from fedwan._config_tree import keys_of
 from fedwan.app import load_run
 from fedwan.cli import main as main_module
 from fedwan.config import Config, from_json
+from fedwan.config_tree import keys_of
 from fedwan.errors import LinkLost
 from tests.cli.conftest import Command
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedwan._config_tree import setting, span
 from fedwan.config import Config, InnerConfig
+from fedwan.config_tree import setting, span
 from fedwan.data import source_of
 from fedwan.models.layers import clamp_images
 from fedwan.rng import NamedGenerators, seeded_init
