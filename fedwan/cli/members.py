@@ -13,6 +13,7 @@ from fedwan.cli.arguments import RunFolder, argument, resuming
 from fedwan.cli.folder import holds_run
 from fedwan.coordinator.control import ask
 from fedwan.errors import ConfigError
+from fedwan.flower.status import Status, service_file
 from fedwan.output.units import aligned, bytes_text, duration_text
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
@@ -56,7 +57,7 @@ def sites(
         )
     found = ask(run, {"ask": "status"} if action == "list" else {"ask": action, "site": site})
     if found is None:
-        raise ConfigError(f"no coordinator runs for {run}; {way_on(run)}")
+        raise ConfigError(f"no coordinator answers for {run}; {way_on(run)}")
     if action == "list":
         found = {"sites": found["sites"]}
     if as_json:
@@ -84,14 +85,17 @@ def _of_files(run: Path) -> dict[str, Any]:
     from fedwan.output.board import read_run
 
     board, _ = read_run(run)
-    h, text = max(1, board.config.h), f"no coordinator runs for {run}; {way_on(run)}"
+    h, text = max(1, board.config.h), f"no coordinator answers for {run}; {way_on(run)}"
     text = f"stopped: {board.stopped}\n{text}" if board.stopped else text
     versions = {"version": board.step // h, "versions": board.config.steps // h}
     return {"is_running": False, **versions, "text": text, "waits_for": [], "sites": []}
 
 
 def way_on(run: Path) -> str:
-    """With a run that no coordinator runs for."""
+    """With a run whose coordinator does not answer."""
+    service = Status.read(service_file(run))
+    if service is not None and service.outcome == "running" and not service.is_gone:
+        return "it is starting or ending: ask again"
     if (run / "summary.json").exists():
         return "the run is done"
     if not holds_run(run):

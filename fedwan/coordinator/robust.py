@@ -10,6 +10,11 @@
                     n - b - 2 nearest others (Blanchard et al. 2017, 1703.02757; so many are safe
                     by El Mhamdi et al. 2019, 1905.04374)
 
+    closest         by network, the mean of the n - b contributions that are closest to their
+                    n - b - 1 nearest others, where any that are shorter than the median are
+                    compared at its length (lengths made alike as by Cao et al. 2021, 2012.13995):
+                    a short one is near to all others, whichever way it points
+
 That is for parameters. Of all else, whatever the rule for these: means by value as above (trimmed,
 or their median), variances likewise, of v_i + (m_i - m)² with m the merged mean, and of counters
 the (b + 1)-th largest, which an honest site vouches for.
@@ -102,7 +107,7 @@ class RobustMerger:
             yield parts[0][0], [coded for _, coded in parts]
 
     def _by_network(self) -> State:
-        """In two passes: distances, from the median or of all pairs, then each one's share."""
+        """In two passes: distances or inner products, then each one's share."""
         is_clip = self._rule == "centered_clip"
         merged: State = {}
         total: defaultdict[str, Any] = defaultdict(float)
@@ -110,8 +115,9 @@ class RobustMerger:
             merged[name] = value
             if self._layout[name].role is Role.PARAMETER:
                 values = [each.tensor() for each in coded]
-                total[network_of(name)] += squares(values, value if is_clip else None)
-        shares = {network: self._shares(square) for network, square in total.items()}
+                found = squares(values, value) if is_clip else products(values)
+                total[network_of(name)] += found
+        shares = {network: self._shares(found) for network, found in total.items()}
         for name, coded in self._side_by_side():
             if self._layout[name].role is Role.PARAMETER:
                 share = shares[network_of(name)]
@@ -121,13 +127,15 @@ class RobustMerger:
                         each.add_to(merged[name], part)
         return merged
 
-    def _shares(self, square: Tensor) -> list[float]:
-        """What each contribution is multiplied by, from a network's squared distances."""
+    def _shares(self, found: Tensor) -> list[float]:
+        """What each contribution is multiplied by, from a network's `squares` or `products`."""
         if self._rule == "centered_clip":
-            return clip_shares(square[:, 0].sqrt().tolist(), self._bad)
-        choose = krum_choice if self._rule == "krum" else closest_choice
-        chosen = choose(square, self._bad)
-        return [(place in chosen) / len(chosen) for place in range(len(square))]
+            return clip_shares(found.sqrt().tolist(), self._bad)
+        if self._rule == "krum":
+            chosen = krum_choice(distances(found), self._bad)
+        else:
+            chosen = closest_choice(distances(lengthened(found)), self._bad)
+        return [(place in chosen) / len(chosen) for place in range(len(found))]
 
 
 def trim_of(num: int, bad: int) -> int:
@@ -187,18 +195,51 @@ def middle_of(values: Sequence[Tensor], cut: int, into: Tensor) -> None:
         target[span] = middle_mean(torch.stack([each[span].float() for each in flat]), cut)
 
 
-def squares(values: Sequence[Tensor], centre: Tensor | None = None) -> Tensor:
-    """Squared distances of all pairs (n, n), or from a centre (n, 1), fp64, a span at a time.
-
-    No fp32 value is too large for it.
-    """
-    flat = [value.reshape(-1) for value in values]
-    total = torch.zeros(len(flat), len(flat) if centre is None else 1, dtype=torch.float64)
-    for span in spans(len(flat[0]), span_values(len(flat[0]), flat[0].device)):
-        rows = torch.stack([each[span].double() for each in flat])
-        others = rows if centre is None else centre.reshape(1, -1)[:, span].double()
-        total += torch.cdist(rows, others, compute_mode="donot_use_mm_for_euclid_dist").square()
+def squares(values: Sequence[Tensor], centre: Tensor) -> Tensor:
+    """Squared distances from a centre (n,)."""
+    total = torch.zeros(len(values), dtype=torch.float64)
+    for span, rows in _rows(values):
+        total += (rows - centre.reshape(-1)[span].double()).square().sum(1)
     return total
+
+
+def products(values: Sequence[Tensor]) -> Tensor:
+    """Inner products of all pairs (n, n)."""
+    total = torch.zeros(len(values), len(values), dtype=torch.float64)
+    for _, rows in _rows(values):
+        total += rows @ rows.T
+    return total
+
+
+def _rows(values: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+    """Tensors side by side in fp64, a span at a time: no fp32 value is too large to be squared."""
+    flat = [value.reshape(-1) for value in values]
+    for span in spans(len(flat[0]), span_values(len(flat[0]), flat[0].device)):
+        yield span, torch.stack([each[span].double() for each in flat])
+
+
+def distances(products: Tensor) -> Tensor:
+    """Squared distances of all pairs (n, n), from their inner products.
+
+    >>> distances(torch.tensor([[4.0, 2.0], [2.0, 1.0]]))
+    tensor([[0., 1.],
+            [1., 0.]])
+    """
+    squares = products.diagonal()
+    return squares + squares[:, None] - 2.0 * products
+
+
+def lengthened(products: Tensor) -> Tensor:
+    """Inner products (n, n) as they were if none were shorter than the (lower) median.
+
+    >>> lengthened(torch.tensor([[4.0, 2.0, 2.0], [2.0, 1.0, 1.0], [2.0, 1.0, 9.0]]))
+    tensor([[4., 4., 2.],
+            [4., 4., 2.],
+            [2., 2., 9.]])
+    """
+    squares = products.diagonal()
+    times = torch.where(squares > 0, squares.median() / squares, 1.0).sqrt().clamp(min=1.0)
+    return products * times * times[:, None]
 
 
 def clip_shares(distances: Sequence[float], bad: int) -> list[float]:

@@ -18,6 +18,7 @@ from fedwan.coordinator import control, members
 from fedwan.coordinator.records import Totals
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.errors import ConfigError, SiteDrained, SiteEjected, UserError
+from fedwan.flower import status
 from fedwan.link import wire_pb2 as wire
 from tests.cli.conftest import Command
 from tests.cli.conftest import fedwan as fedwan
@@ -200,12 +201,16 @@ def test_the_commands_print_a_table_or_json_and_whether_a_coordinator_runs(
         code, _, err = fedwan("sites", out, "drain")
         assert code == 2 and "admit, drain and eject take one" in err
     code, _, err = fedwan("sites", out, "list")
-    assert code == 2 and "no coordinator runs for" in err and "before its first checkpoint" in err
+    assert code == 2
+    assert "no coordinator answers for" in err and "before its first checkpoint" in err
     (desk.out / "checkpoint").mkdir()
     (desk.out / "checkpoint" / "coordinator.safetensors").touch()
     code, text, _ = fedwan("status", out)
-    assert code == 0 and text.startswith("version 0 of 10\nno coordinator runs for")
+    assert code == 0 and text.startswith("version 0 of 10\nno coordinator answers for")
     assert "--resume` goes on" in text
+    status.service_file(desk.out).parent.mkdir()
+    status.Status.of().write(status.service_file(desk.out))
+    assert "it is starting or ending: ask again" in fedwan("status", out)[1]
 
 
 def test_decisions_outlive_the_coordinator_and_damage_to_the_journal(tmp_path: Path) -> None:

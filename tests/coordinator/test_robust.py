@@ -39,6 +39,7 @@ LAYOUT: Layout = {
     "g/first": spec((2, 3)),
     "g/weight": spec((4, 3)),
 }
+PARAMETERS = [name for name, spec in LAYOUT.items() if spec.role is Role.PARAMETER]
 RULES: list[Rule] = ["trimmed_mean", "median", "centered_clip", "krum", "closest"]
 every_rule = pytest.mark.parametrize("rule", RULES)
 HUGE = 1e17
@@ -52,6 +53,16 @@ def contribution(seed: int) -> State:
         else torch.rand(spec.shape, generator=generator)
         for name, spec in LAYOUT.items()
     }
+
+
+def of_length_one(state: State) -> State:
+    """With the parameters of each network."""
+    scaled = dict(state)
+    for network in ("d", "g"):
+        names = [name for name in PARAMETERS if name.startswith(network)]
+        length = torch.cat([state[n].flatten() for n in names]).norm()
+        scaled.update({n: state[n] / length for n in names})
+    return scaled
 
 
 def hostile(value: float) -> State:
@@ -98,7 +109,7 @@ FLOWER: list[tuple[Rule, int, int, Callable[[Any], Any]]] = [
 def test_rules_are_flower_s_network_by_network(
     rule: Rule, num: int, bad: int, theirs: Callable[[Any], Any]
 ) -> None:
-    states = [contribution(seed) for seed in range(num)]
+    states = [of_length_one(contribution(seed)) for seed in range(num)]
     merged = merge(states, rule, bad)
     for network in ("d", "g"):
         mine = results([merged], network)[0][0]
@@ -141,6 +152,16 @@ def test_one_that_lies_moves_nothing_out_of_the_honest_ones_range(
             # By network: up to a fifth of the largest honest distance, which is below 5.
             least, most = least - 1.0, most + 1.0
         assert bool((found >= least).all() and (found <= most).all()), name
+
+
+@pytest.mark.parametrize("length", [1e-30, 0.1, 1.0, 1e6])
+def test_closest_leaves_out_what_points_the_other_way_however_short(length: float) -> None:
+    states = [contribution(seed) for seed in range(4)]
+    total = {name: torch.stack([state[name] for state in states]).sum(0) for name in PARAMETERS}
+    liar = states[0] | {name: value * -0.25 * length for name, value in total.items()}
+    merged = merge([*states, liar], "closest")
+    for name, value in total.items():
+        torch.testing.assert_close(merged[name], value / 4)
 
 
 def test_variances_are_total_ones_around_the_robust_mean() -> None:
