@@ -199,7 +199,8 @@ def squares(values: Sequence[Tensor], centre: Tensor) -> Tensor:
     """Squared distances from a centre (n,)."""
     total = torch.zeros(len(values), dtype=torch.float64)
     for span, rows in _rows(values):
-        total += (rows - centre.reshape(-1)[span].double()).square().sum(1)
+        rows -= centre.reshape(-1)[span]
+        total += torch.linalg.vecdot(rows, rows)
     return total
 
 
