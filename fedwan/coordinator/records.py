@@ -21,9 +21,6 @@ from fedwan.protocol.evidence import fields_of
 from fedwan.protocol.limits import Names
 from fedwan.protocol.round import Merge, Round
 
-_LOOK_EVERY = 8
-"""Rounds between two looks of the doctor."""
-
 
 @dataclass
 class Totals:
@@ -79,7 +76,7 @@ class Totals:
 
 
 class RoundRows:
-    """Writes a row for each contribution; now and then one for each thing that the doctor finds."""
+    """Writes a row for each contribution, and one for each thing that the doctor finds."""
 
     def __init__(
         self, record: Callable[[dict[str, Any]], None], *, untold: Sequence[str] = ()
@@ -90,8 +87,6 @@ class RoundRows:
         self._directions: dict[int, Directions] = {}
         self._doctor = Doctor()
         self._names = Names()
-        self._unseen: list[list[dict[str, Any]]] = []
-        """Rows of the rounds since the doctor's last look."""
 
     def add(
         self,
@@ -122,14 +117,7 @@ class RoundRows:
             direction = compared[key.site] if key == merge.key else no_direction()
             rows.append(shared | _row(merge, direction, self._names) | nothing)
             self._record(rows[-1])
-        self._unseen.append(rows)
-        if len(self._unseen) == _LOOK_EVERY:
-            self.look()
-
-    def look(self) -> None:
-        """A row for each thing that the doctor finds in the rounds since its last look."""
-        rounds, self._unseen = self._unseen, []
-        for row in self._doctor.look(rounds):
+        for row in self._doctor.look(rows):
             self._record(row)
 
 

@@ -33,6 +33,7 @@ from fedwan.coordinator.records import RoundRows, Totals, VersionLines, contribu
 from fedwan.coordinator.servicer import Servicer
 from fedwan.coordinator.site_privacy import SitePrivacy
 from fedwan.data.sources import parse_split
+from fedwan.doctor.diagnosis import Finding
 from fedwan.doctor.sampling import Sample
 from fedwan.errors import CheckpointError, RunStopped, UserError
 from fedwan.files import hash_file
@@ -186,7 +187,6 @@ class CoordinatedRun:
             while rounds.version == version:
                 self._round(model, rounds)
             self._after_version(model, before)
-        self._rows.look()
         deadline_s = time.monotonic() + patience_s
         while self._quality.wants(model.version) and time.monotonic() < deadline_s:
             with hub.changed:
@@ -382,13 +382,10 @@ class CoordinatedRun:
         mine = hash_state(model.state)
         for site, theirs in self.site_sha256().items():
             if theirs and theirs != mine:
-                self.hub.event(
-                    "warning",
-                    site,
-                    f"{site} ended with weights {theirs[:12]}, the coordinator "
-                    f"with {mine[:12]}: their arithmetic differs (another device or library?)",
-                    finding="different_weights",
-                )
+                why = f"it ended with weights {theirs[:12]}, the coordinator with {mine[:12]}"
+                mend = "run the same libraries on the same kind of device at every site"
+                found = Finding("different_weights", site, None, model.version, why, mend)
+                self.hub.event("finding", site, found.text, **found.details)
 
     # After each version --------------------------------------------------------------------
 

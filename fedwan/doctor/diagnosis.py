@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from fedwan.doctor.chart import Chart
 from fedwan.doctor.rules import RUN_RULES, SITE_RULES, Rule
@@ -38,6 +37,19 @@ class Finding(NamedTuple):
         network = f", {self.network}" if self.network else ""
         return f"{where}{network}: {self.kind.replace('_', ' ')}: {self.why}; {self.mend}"
 
+    @property
+    def details(self) -> dict[str, Any]:
+        """What an event `finding` holds beside its site and text."""
+        rest = self._asdict()
+        del rest["site"]
+        return {"finding": rest.pop("kind"), **rest}
+
+    @classmethod
+    def of(cls, event: EventRecord) -> Self:
+        """The finding that an event `finding` tells of."""
+        rest = {name: event.details[name] for name in cls._fields[2:]}
+        return cls(event.details["finding"], event.site, **rest)
+
 
 class Doctor:
     """Looks at one run."""
@@ -67,21 +79,20 @@ class Doctor:
         self._told |= new.keys()
         return list(new.values())
 
-    def look(self, rounds: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-        """As `take`, of the rows of rounds that a run records; rows of events. It tells the log."""
-        findings: list[Finding] = []
+    def look(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """As `take`, of one round as a run records it; rows of events. It tells the log."""
         try:
-            for rows in rounds:
-                records = [to_record({"t": 0.0, **finite(row)}) for row in rows]
-                findings += self.take([r for r in records if isinstance(r, RoundRecord)])
+            records = [to_record({"t": 0.0, **finite(row)}) for row in rows]
+            findings = self.take([r for r in records if isinstance(r, RoundRecord)])
         except Exception:
-            _log.warning("the doctor failed at these rounds; training goes on", exc_info=True)
+            _log.warning("the doctor failed at this round; training goes on", exc_info=True)
+            return []
         told = []
         for finding in findings:
             text = f"round {finding.version}: {finding.text}"
             _log.warning("%s", text)
-            row = {"kind": "event", "event": "finding", "text": text, "finding": finding.kind}
-            told.append(finding._asdict() | row)
+            row = {"kind": "event", "event": "finding", "site": finding.site, "text": text}
+            told.append(row | finding.details)
         return told
 
     def _told_by(self, rule: Rule, site: str | None = None) -> list[Finding]:
@@ -99,48 +110,35 @@ class Doctor:
 
 
 def diagnose(records: Iterable[Record]) -> Iterator[Finding]:
-    """Findings of a run from its records, in the order in which they were told."""
-    doctor = Doctor()
-    told, here = set[str](), set[str]()
-    at_door: dict[str, Finding] = {}
+    """What a run's coordinator found and refused, each thing once, and what ended it."""
+    told, here = set[tuple[Any, ...]](), set[str | None]()
+    at_door: dict[str | None, Finding] = {}
     """Of no interest once the site is let in."""
     stopped, version = "", 0
-    for round_, group in groupby(records, key=_round_of):
-        if round_ is not None:
-            version = max(version, round_[1])
-            yield from doctor.take([record for record in group if isinstance(record, RoundRecord)])
+    for record in records:
+        if isinstance(record, RoundRecord):
+            version = max(version, record.version)
+        if not isinstance(record, EventRecord):
             continue
-        for event in (event for event in group if isinstance(event, EventRecord)):
-            if event.event in ("stopped", "listening"):
-                stopped = event.text if event.event == "stopped" else ""
-                here.clear()
-            site = event.site or ""
-            if event.event in ("join", "rejoin", "back"):
-                here.add(site)
-                at_door.pop(site, None)
-            elif event.event == "lost":
-                here.discard(site)
-            if site and site not in told and (found := _of_event(event, version)):
-                if event.event == "rejected" and site not in here:
-                    at_door[site] = found
-                else:
-                    told.add(site)
-                    yield found
+        event, site, found = record.event, record.site, None
+        if event in ("stopped", "listening"):
+            stopped = record.text if event == "stopped" else ""
+            here.clear()
+        elif event in ("join", "rejoin", "back"):
+            here.add(site)
+            at_door.pop(site, None)
+        elif event == "lost":
+            here.discard(site)
+        elif event == "finding":
+            found = Finding.of(record)
+        elif event == "rejected":
+            why, _, mend = record.text.partition("; ")
+            found = Finding("refused", site, None, version + 1, why, mend or "see its log")
+            if site not in here:
+                at_door[site], found = found, None
+        if found and found[:3] not in told:
+            told.add(found[:3])
+            yield found
     yield from at_door.values()
     if stopped and stopped != STOPPED:
         yield Finding("stopped", None, None, version, stopped, "see to that")
-
-
-def _round_of(record: Record) -> tuple[int, int] | None:
-    return (record.fragment, record.version) if isinstance(record, RoundRecord) else None
-
-
-def _of_event(event: EventRecord, version: int) -> Finding | None:
-    """What the gate refused, and weights that differ at the end: told in the event itself."""
-    why, _, mend = event.text.partition("; ")
-    if event.event == "rejected":
-        return Finding("refused", event.site, None, version + 1, why, mend or "see its log")
-    if event.details.get("finding") == "different_weights":
-        mend = "run the same app and library versions on the same kind of device at every site"
-        return Finding("different_weights", event.site, None, version, event.text, mend)
-    return None

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fedwan.doctor.diagnosis import Doctor
 from fedwan.link import client, measure, tls
 from fedwan.link.server import DataPlane
 from tests.cli.conftest import Command
@@ -128,11 +129,10 @@ BYTES = at("s2", figures(x_low=0.0, x_high=255.0))
 
 
 def make_run(folder: Path, bend: Bend = lambda record: record, rounds: int = 6) -> str:
-    rows: list[dict[str, Any]] = [
-        {"kind": "round", **asdict(bend(healthy(version, site)))}
-        for version in range(1, rounds + 1)
-        for site in SITES
-    ]
+    doctor, rows = Doctor(), list[dict[str, Any]]()
+    for version in range(1, rounds + 1):
+        round_ = [{"kind": "round", **asdict(bend(healthy(version, site)))} for site in SITES]
+        rows += round_ + [{"t": 0.0, **row} for row in doctor.look(round_)]
     (folder / "config.yaml").write_text("sites: 4\n")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(folder)

@@ -3,63 +3,57 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 
 import pytest
 
 from fedwan.doctor import diagnosis
-from fedwan.doctor.diagnosis import Doctor, diagnose
+from fedwan.doctor.diagnosis import Doctor, Finding, diagnose
 from fedwan.doctor.rules import SITE_RULES, Rule
-from fedwan.output.records import EventRecord, Record, RoundRecord, to_record
+from fedwan.output.records import EventRecord, RoundRecord, to_record
 from tests.doctor.records import SITES, at, figures, healthy
 
 
-def rounds(num: int, fragment: int = 0) -> list[Record]:
+def rounds(num: int) -> Iterator[list[RoundRecord]]:
     bend = at("s3", figures(lr_generator=1.0))
-    return [
-        replace(bend(healthy(version, site)), fragment=fragment)
-        for version in range(1, num + 1)
-        for site in SITES
-    ]
+    return ([bend(healthy(version, site)) for site in SITES] for version in range(1, num + 1))
 
 
-def test_events_between_rounds_do_not_matter() -> None:
-    records = rounds(4)
-    records.insert(6, EventRecord(0.0, "join", "s1", "s1 joined"))
-    (finding,) = diagnose(records)
-    assert (finding.kind, finding.site, finding.version) == ("learning_rate", "s3", 3)
+def found_in(rounds: Iterable[list[RoundRecord]]) -> list[Finding]:
+    doctor = Doctor()
+    return [found for records in rounds for found in doctor.take(records)]
 
 
 def test_sites_that_come_one_by_one_are_compared_too() -> None:
     bend = at("s3", figures(lr_generator=1.0))
     order = [(version, SITES[version % 4]) for version in range(1, 21)]
-    (finding,) = diagnose(bend(healthy(version, site)) for version, site in order)
+    (finding,) = found_in([bend(healthy(version, site))] for version, site in order)
     assert (finding.kind, finding.site) == ("learning_rate", "s3")
 
 
 def test_norms_are_compared_within_a_fragment() -> None:
-    records: list[Record] = []
-    for record in rounds(8):
-        assert isinstance(record, RoundRecord)
-        norms = {network: 100 * (norm or 0) for network, norm in record.norms.items()}
-        plain = healthy(record.version, record.site)
-        records += [plain, replace(plain, fragment=1, norms=norms, figures={})]
-    records.sort(key=lambda r: (r.version, r.fragment))  # type: ignore[union-attr]
-    assert list(diagnose(records)) == []
+    def of(version: int, fragment: int) -> list[RoundRecord]:
+        plain = [healthy(version, site) for site in SITES]
+        if fragment == 0:
+            return plain
+        norms = [{network: 100 * (norm or 0) for network, norm in r.norms.items()} for r in plain]
+        pairs = zip(plain, norms, strict=True)
+        return [replace(r, fragment=1, norms=norm, figures={}) for r, norm in pairs]
+
+    assert found_in(of(version, fragment) for version in range(1, 9) for fragment in (0, 1)) == []
 
 
 def test_what_the_gate_refused_and_weights_that_differ_are_told_once_a_site() -> None:
     text = "contribution of s2 refused: tensor 'g/w' holds values that are not finite; lower it"
     joined = EventRecord(0.0, "join", "s2", "s2 joined")
     refused = EventRecord(0.0, "rejected", "s2", text)
-    differ = EventRecord(
-        0.0, "warning", "s4", "s4 ended with others", {"finding": "different_weights"}
-    )
-    found = list(
-        diagnose([joined, refused, refused, differ, EventRecord(0.0, "warning", "s1", "x")])
-    )
+    other = Finding("different_weights", "s4", None, 9, "it ended with others", "see there")
+    differ = EventRecord(0.0, "finding", "s4", other.text, other.details)
+    warning = EventRecord(0.0, "warning", "s1", "x")
+    found = list(diagnose([joined, refused, refused, differ, warning, differ]))
     assert [(f.kind, f.site) for f in found] == [("refused", "s2"), ("different_weights", "s4")]
-    assert found[0].mend == "lower it" and "not finite" in found[0].why
+    assert found[0].mend == "lower it" and "not finite" in found[0].why and found[1] == other
 
 
 def test_a_site_that_was_refused_and_then_let_in_is_not_told_of() -> None:
@@ -81,11 +75,12 @@ def rows(version: int) -> list[dict[str, object]]:
 def test_a_finding_is_logged_once_and_becomes_an_event(caplog: pytest.LogCaptureFixture) -> None:
     doctor = Doctor()
     with caplog.at_level(logging.INFO, diagnosis.__name__):
-        events = [*doctor.look([rows(1), rows(2)]), *doctor.look([rows(3), rows(4), rows(5)])]
+        events = [event for version in range(1, 6) for event in doctor.look(rows(version))]
     (row,) = [event for event in events if event["site"] == "s2"]
     assert (row["event"], row["finding"], row["network"]) == ("finding", "range", None)
     record = to_record({"t": 1.0, **row})
     assert isinstance(record, EventRecord) and record.details["version"] == 3
+    assert [found.kind for found in diagnose([record])] == ["range"]
     (message,) = [r for r in caplog.records if "s2" in r.getMessage()]
     assert message.levelno == logging.WARNING
     assert message.getMessage() == record.text
@@ -98,7 +93,7 @@ def test_a_rule_that_fails_says_so_once_a_site_and_the_others_go_on(
         raise TypeError(f"no order at {site}")
 
     monkeypatch.setattr(diagnosis, "SITE_RULES", [Rule("odd", fail, ()), *SITE_RULES])
-    (finding,) = diagnose(rounds(4))
+    (finding,) = found_in(rounds(4))
     assert (finding.kind, finding.site) == ("learning_rate", "s3")
     assert [record.getMessage() for record in caplog.records] == [
         f"{site} cannot be looked at for 'odd': TypeError('no order at {site}')" for site in SITES
