@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 from fedwan.app import load_workload
-from fedwan.config import COMMAND, Config, host_and_port
+from fedwan.config import COMMAND, Config
 from fedwan.config_tree import value_at
 from fedwan.data import check_files
+from fedwan.errors import ConfigError
+from fedwan.flower.processes import listen
 from fedwan.metrics.network import find_network
 from fedwan.uses import Faults
 
@@ -57,10 +58,7 @@ def _device(config: Config) -> Iterator[str]:
 
 def _ports(config: Config) -> Iterator[str]:
     for key in ("link.listen", "link.door"):
-        address = value_at(config, key)
-        with socket.socket() as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind(host_and_port(address))
-            except OSError as error:
-                yield f"{key} = {address} cannot be listened on ({error.strerror}); set a free port"
+        try:
+            listen(value_at(config, key), key).close()
+        except ConfigError as error:
+            yield str(error)

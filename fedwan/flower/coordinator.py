@@ -89,7 +89,7 @@ def coordinating(
     out, folder = Path(config.out), Path(config.out) / "flower"
     Status.end_orphan(serverapp_files(out)[1])
     # The ServerApp will listen there, seconds from now: say at once if it cannot.
-    processes.listen(*host_and_port(config.link.listen), "the data plane", "link.listen").close()
+    processes.listen(config.link.listen, "link.listen").close()
     if from_version is not None:
         from fedwan.coordinator.model import go_back  # needs torch
 

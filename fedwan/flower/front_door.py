@@ -22,7 +22,7 @@ from cryptography import x509
 from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from fedwan.config import Config, host_and_port
+from fedwan.config import Config
 from fedwan.flower.processes import listen
 from fedwan.flower.relay import Relay, kept_headers, peer_of, reply, text_of
 from fedwan.link.admission import Admission, Lapse, refusal
@@ -140,7 +140,7 @@ class FrontDoor(Relay):
         self._admission = Admission(identity)
         self._nodes = Nodes()
         self._calls: Counter[str] = Counter()
-        bound = listen(*host_and_port(config.link.door), "the front door", "link.door")
+        bound = listen(config.link.door, "link.door")
         most = config.num_sites * _CONNECTIONS_PER_SITE + _SILENT_CONNECTIONS
         listener = _Listener(bound, most, partial(self._tell, ""))
         self._on_refusal = on_refusal

@@ -29,6 +29,7 @@ from types import FrameType
 import psutil
 from filelock import FileLock, Timeout
 
+from fedwan.config import host_and_port
 from fedwan.errors import ConfigError, FedwanError
 from fedwan.files import disk_full, no_room, on_disk
 
@@ -277,15 +278,16 @@ def stop_on_sigterm(stop: threading.Event) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def listen(host: str, port: int, what: str, key: str) -> socket.socket:
-    """A TCP socket that setting `key` chose for `what`; no host is every address, port 0 any."""
+def listen(address: str, key: str) -> socket.socket:
+    """A TCP socket at the `host:port` of setting `key`; no host is every address, port 0 any."""
+    host, port = host_and_port(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         # Bound alone it would not refuse a second one; listening, it does.
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
         reason = {
-            errno.EADDRINUSE: f"the port is in use; stop what holds it or set another {key}",
-            errno.EACCES: f"ports below 1024 need a privilege; set {key} to a higher one",
+            errno.EADDRINUSE: "the port is in use; stop what holds it or set another",
+            errno.EACCES: "ports below 1024 need a privilege; set a higher one",
         }.get(error.errno or 0, f"{error.strerror}; give an address of this machine, or 0.0.0.0")
-        raise ConfigError(f"{what} cannot listen on {host}:{port}: {reason}") from error
+        raise ConfigError(f"{key} = {address} cannot be listened on: {reason}") from error

@@ -15,7 +15,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from fedwan.errors import DiskFull, FedwanError, IdentityError
+from fedwan.errors import DiskFull, FedwanError
 from fedwan.files import no_room
 from fedwan.flower import private_port, processes
 from fedwan.flower.forwarder import Forwarder
@@ -42,12 +42,7 @@ def serve_site(site: SiteFile) -> None:
         DiskFull: there is no room in the site's folder.
     """
     stop = threading.Event()
-    identity = Identity.load(Path(site.identity), role="site")
-    if identity.name != site.site:
-        raise IdentityError(
-            f"site is {site.site!r} but {site.identity} is the identity of "
-            f"{identity.name!r}; give the folder that was issued to {site.site!r}"
-        )
+    identity = Identity.load(Path(site.identity), name=site.site)
     with (
         processes.serving(Path(site.dir), "dir", "site.log", echo=True),
         processes.stop_on_sigterm(stop),

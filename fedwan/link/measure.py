@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedwan.config import LinkConfig
+from fedwan.config import LinkConfig, host_and_port
 from fedwan.errors import ConfigError, IdentityError, LinkLost, PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.client import GrpcLink
@@ -117,10 +117,9 @@ def measure(
 
 def _connect_ms(address: str) -> float:
     """Milliseconds that a TCP connection takes, which is a round trip."""
-    host, _, port = address.rpartition(":")
     try:
         began = time.monotonic()
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=DIAL_S):
+        with socket.create_connection(host_and_port(address), timeout=DIAL_S):
             return (time.monotonic() - began) * 1e3
     except OSError as error:
         raise ConfigError(

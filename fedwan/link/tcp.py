@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedwan.config import LinkConfig
+from fedwan.config import LinkConfig, host_and_port
 
 log = logging.getLogger(__name__)
 
@@ -159,16 +159,16 @@ def _words(name: str) -> tuple[str, ...]:
 
 def _connected_to(address: str, are_new: bool = False) -> Iterator[socket.socket]:
     """Connections to `host:port`; only those that are not set up yet, if asked for new ones."""
-    host, _, port = address.rpartition(":")
+    host, port = host_and_port(address)
     peers: set[tuple[str, int]] = set()
     for sock in _open_sockets():
         with suppress(OSError):  # it has no peer, or the name no address
             peer = _plain(sock.getpeername())
             limit = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
-            if peer[1] != int(port) or (are_new and limit == UNSENT_BYTES):
+            if peer[1] != port or (are_new and limit == UNSENT_BYTES):
                 continue  # so that a round that dials nothing asks for no name
             if not peers:
-                found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+                found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
                 peers = {_plain(place) for *_, place in found}
             if peer in peers:
                 yield sock

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedwan.config import host_and_port
 from fedwan.errors import IdentityError
 
 if TYPE_CHECKING:
@@ -72,8 +73,10 @@ class Identity:
     key_pem: bytes = field(repr=False)
 
     @classmethod
-    def load(cls, folder: Path, role: Role = "site") -> Identity:
+    def load(cls, folder: Path, role: Role = "site", name: str | None = None) -> Identity:
         """Read and check a folder that holds `ca.crt`, `identity.crt` and `identity.key`.
+
+        `name`: whose it must be, if given.
 
         Any X.509 authority may have signed it, with certificates between it and its root or none.
         """
@@ -90,8 +93,14 @@ class Identity:
         _check_dates(folder / "ca.crt", ca)
         _check_dates(folder / "identity.crt", certificate)
         _check_role(folder / "identity.crt", certificate, role)
+        owner = common_name(certificate)
+        if name not in (None, owner):
+            raise IdentityError(
+                f"the certificate in {folder} is of {owner!r} and not of {name!r}; give the folder "
+                f"that was issued to {name!r}"
+            )
         expires = certificate.not_valid_after_utc
-        return cls(common_name(certificate), role, folder, expires, *pems)
+        return cls(owner, role, folder, expires, *pems)
 
     def grpc_channel_credentials(self) -> grpc.ChannelCredentials:
         """For a gRPC channel to the coordinator."""
@@ -307,12 +316,11 @@ def is_data_plane(address: str, identity: Identity) -> bool:
 
 @contextmanager
 def _session(address: str, identity: Identity) -> Iterator[ssl.SSLSocket]:
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")  # of an IPv6 address
+    host, port = host_and_port(address)
     context = identity.ssl_context(server=False)
     context.set_alpn_protocols([_GRPC])  # without it the server would close for that reason
     with (
-        socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as raw,
+        socket.create_connection((host, port), timeout=TIMEOUT_S) as raw,
         context.wrap_socket(raw, server_hostname=host) as tls,
     ):
         yield tls

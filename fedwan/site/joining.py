@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwan.config import Config, from_json, site_names
-from fedwan.errors import ConfigError, FedwanError, IdentityError, UserError
+from fedwan.errors import ConfigError, FedwanError, UserError
 from fedwan.link.base import Link
 from fedwan.link.client import GrpcLink
 from fedwan.link.loopback import ShapedLink
@@ -142,12 +142,7 @@ def given_membership() -> Membership | None:
             f"site {assignment.site!r} is not in this run, which has {', '.join(names)}; "
             "ask whoever runs it to add it to sites"
         )
-    identity = Identity.load(Path(assignment.identity))
-    if identity.name != assignment.site:
-        raise IdentityError(
-            f"the certificate in {assignment.identity} is of {identity.name!r}, this site is "
-            f"{assignment.site!r}; use the identity folder that was issued for it"
-        )
+    identity = Identity.load(Path(assignment.identity), name=assignment.site)
     return Membership(
         config=config,
         run_id=assignment.run_id,

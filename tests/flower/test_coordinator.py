@@ -73,9 +73,9 @@ def test_a_port_that_is_not_set_or_in_use_is_told_before_anything_starts(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"link\.{key} = .* has port 0"):
         serve(config_for(tmp_path, **{key: 0}), identities / "coordinator")
-    with listen("127.0.0.1", 0, "a test", "port") as held:
+    with listen("127.0.0.1:0", "port") as held:
         port = held.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"{port}: the port is in use.*link\.{key}"):
+        with pytest.raises(ConfigError, match=rf"link\.{key} = .*:{port} cannot be listened on: .* in use"):
             serve(config_for(tmp_path, **{key: port}), identities / "coordinator")
     assert not (tmp_path / "flower").exists()
 

@@ -18,7 +18,7 @@ from fedwan.flower.status import Status
 
 
 def test_a_name_that_is_not_the_certificates_is_refused(tmp_path: Path, identities: Path) -> None:
-    with pytest.raises(IdentityError, match=r"site is 's2' but .* is the identity of 's1'"):
+    with pytest.raises(IdentityError, match=r"is of 's1' and not of 's2'; give the folder"):
         serve_site(SiteFile("s2", str(identities / "s1"), "127.0.0.1:9", str(tmp_path)))
 
 
