@@ -75,7 +75,8 @@ def test_a_port_that_is_not_set_or_in_use_is_told_before_anything_starts(
         serve(config_for(tmp_path, **{key: 0}), identities / "coordinator")
     with listen("127.0.0.1:0", "port") as held:
         port = held.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"link\.{key} = .*:{port} cannot be listened on: .* in use"):
+        told = rf"link\.{key} = .*:{port} cannot be listened on: .* in use"
+        with pytest.raises(ConfigError, match=told):
             serve(config_for(tmp_path, **{key: port}), identities / "coordinator")
     assert not (tmp_path / "flower").exists()
 
