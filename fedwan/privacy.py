@@ -14,7 +14,7 @@ import hashlib
 import secrets
 import warnings
 from collections.abc import Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -50,11 +50,9 @@ class Spending:
         self.budget = budget
         self.secret = secrets.token_bytes(32)
         analysis: Any = require("opacus.accountants.analysis.rdp", "privacy")
-        least: Any = require("opacus.accountants.utils", "privacy").get_noise_multiplier
         orders = require("opacus.accountants", "privacy").RDPAccountant.DEFAULT_ALPHAS
-        asked = {"target_epsilon": budget.epsilon, "target_delta": budget.delta}
         try:
-            self.noise = least(**asked, sample_rate=rate, steps=num_steps, accountant="rdp")
+            self.noise = _least(budget.epsilon, budget.delta, rate, num_steps)
             """Its deviation in the sum, over the norm that is clipped to."""
         except ValueError:
             raise ConfigError(
@@ -93,6 +91,14 @@ class Spending:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict()`."""
         self.secret, self.steps = bytes.fromhex(state["secret"]), state["steps"]
+
+
+@cache
+def _least(epsilon: float, delta: float, rate: float, num_steps: int) -> float:
+    """The noise that so many steps need; a search of half a second."""
+    find: Any = require("opacus.accountants.utils", "privacy").get_noise_multiplier
+    asked = {"target_epsilon": epsilon, "target_delta": delta, "sample_rate": rate}
+    return float(find(**asked, steps=num_steps, accountant="rdp"))
 
 
 def require_parameters(layout: Layout) -> None:

@@ -85,12 +85,13 @@ def fill(
 
 def unmet(config: Any, uses: Uses, model: Any = None) -> list[str]:
     """Settings whose condition does not hold, a line each; for `model` see `fill`."""
+    given = list(_given(config, model))
     return [
         f"{key} = {value!r} needs {need.mend if isinstance(need.mend, str) else need.mend(config)}"
         "; set that, or leave it out"
         for need in uses
         if isinstance(need, Needs)
-        for key, value in _given(config, model)
+        for key, value in given
         if _covers(need.key, key, value) and not need.holds(config, _network(key))
     ]
 

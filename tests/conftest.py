@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from fedwan import simulation
-from fedwan.coordinator import federation
+from fedwan.coordinator import control, federation
 from fedwan.link import client, pki, server
-from fedwan.site import site
+from fedwan.site import site, stub
 
 # A suite that was started in the background ignores Ctrl-C, and so would every process it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,6 +37,9 @@ QUICK: dict[tuple[Any, str], Any] = {
     (client, "HEARTBEAT_S"): 0.1,
     (server, "HEARTBEAT_S"): 0.2,
     (client, "CHUNK_BYTES"): 1 << 16,
+    (client, "REDIAL_S"): 0.05,
+    (stub, "STOP_SIGNAL_S"): 0.3,
+    (control, "_TICK_S"): 0.01,
 }
 USUAL = {place: getattr(*place) for place in QUICK}
 for place, value in QUICK.items():

@@ -117,7 +117,10 @@ def test_one_site_alone_ends_on_its_own_weights_and_pays_what_coding_owes_once(
     assert max(losses[1:]) < 2 * losses[0] + 0.1
 
 
-def test_a_site_that_is_late_at_the_end_of_a_run_ends_with_its_weights(tmp_path: Path) -> None:
+def test_a_site_that_is_late_at_the_end_of_a_run_ends_with_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "LEAST_S", 0.05)
     rounds = {"quorum": 2, "patience_s": 30.0}
     config = tiny_config("diloco", NET, sites=3, h=2, steps=24, round=rounds)
 
@@ -125,7 +128,7 @@ def test_a_site_that_is_late_at_the_end_of_a_run_ends_with_its_weights(tmp_path:
         plain = workload.step
 
         def step(*args: Any) -> Mapping[str, Tensor]:
-            time.sleep(0.6 if member.name == "s3" and len(workload.batches) > 19 else 0.02)
+            time.sleep(0.25 if member.name == "s3" and len(workload.batches) > 19 else 0.008)
             return plain(*args)
 
         workload.step = step  # type: ignore[method-assign]
@@ -149,7 +152,7 @@ def test_what_is_owed_survives_a_contribution_that_is_too_late_and_an_update_tha
     monkeypatch.setattr(policy, "LEAST_S", 0.05)
     rounds = {"quorum": 2, "patience_s": 30.0}
     codec = {"up": "int2", "down": "fp32"}
-    config = tiny_config("sparse_loco", NET, sites=3, h=2, steps=60, round=rounds, codec=codec)
+    config = tiny_config("sparse_loco", NET, sites=3, h=2, steps=40, round=rounds, codec=codec)
 
     others: dict[str, TinyWorkload] = {}
 
@@ -159,10 +162,10 @@ def test_what_is_owed_survives_a_contribution_that_is_too_late_and_an_update_tha
             others[member.name] = workload
 
         def step(*args: Any) -> Mapping[str, Tensor]:
-            time.sleep(0.01)
-            if member.name == "s3" and len(workload.batches) == 20:
+            time.sleep(0.005)
+            if member.name == "s3" and len(workload.batches) == 12:
                 # The others are well ahead, and not at the end.
-                eventually(lambda: min(len(o.batches) for o in others.values()) >= 40, 30.0)
+                eventually(lambda: min(len(o.batches) for o in others.values()) >= 28, 30.0)
             return plain(*args)
 
         workload.step = step  # type: ignore[method-assign]
@@ -190,7 +193,7 @@ class BusyLink(WrappedLink):
 def test_a_site_that_comes_back_waits_for_its_copy_of_the_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stub, "POLL_S", 0.1)
+    monkeypatch.setattr(stub, "POLL_S", 0.02)
     config = tiny_config("sync", NET, sites=2, h=1, round={"quorum": 1, "patience_s": 30.0})
     absent, links = {"s2": Absence(1 / 4, 1 / 2)}, []
 
@@ -302,25 +305,6 @@ def test_a_coordinators_own_error_is_the_one_that_is_raised(tmp_path: Path) -> N
 
 
 # Agreement ---------------------------------------------------------------------------------------
-
-
-def test_a_site_that_differs_from_the_majority_is_refused_and_the_others_go_on(
-    tmp_path: Path,
-) -> None:
-    refused: list[str] = []
-
-    def part(member: Membership, workload: TinyWorkload) -> None:
-        try:
-            take_part(member, TinyWorkload(NET, seed=2) if member.name == "s2" else workload)
-        except JoinRefused as error:
-            refused.append(str(error))
-
-    config = tiny_config(sites=3, h=2, steps=2, round={"quorum": 2, "patience_s": 2.0})
-    ran = run_tiny(tmp_path, config, part=part)
-    assert {row["site"] for row in ran.rounds()} == {"s1", "s3"} and len(ran.hashes) == 1
-    (text,) = refused
-    assert ", the run's " in text and "site s2: its initial weights hash to " in text
-    assert "\n" not in text and "seed" in text
 
 
 def test_of_two_sites_that_differ_nobody_decides_and_one_line_names_both(tmp_path: Path) -> None:

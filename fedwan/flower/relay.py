@@ -44,6 +44,10 @@ _HANDSHAKE_S = 10.0
 _CALL = re.compile(rb"/v1/fleet/[a-z]+(-[a-z]+)*")
 _REFUSED = "fedwan-refused"
 _RENEW_S = 2.0
+_LATE_S = 0.1
+"""In which handshakes end that had begun when the relay stops."""
+_AGAIN_S = 0.5
+"""Between two tries of the other side."""
 # A SuperNode asks every 3 s; its connection should live from one question to the next.
 _KEEP_ALIVE_S = 75
 # Connection-level headers, and those that httpx or starlette write themselves.
@@ -134,7 +138,7 @@ class Relay(ABC):
             await self._server.serve(sockets=[self._bound])
             renewing.cancel()
         # Uvicorn closes the connections it has when it stops, not one whose handshake ends later.
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(_LATE_S)
         for late in self._server.server_state.connections:
             late.transport.abort()
         await asyncio.sleep(0.01)
@@ -222,7 +226,7 @@ class Relay(ABC):
                 self._trouble(path, None)
             if time.monotonic() >= deadline:
                 return reply(503, "the other side is away")
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(_AGAIN_S)
 
 
 class _Loop(asyncio.SelectorEventLoop):

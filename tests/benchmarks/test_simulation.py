@@ -60,6 +60,7 @@ def test_a_seed_repeats_a_run_exactly(scenario: str) -> None:
     assert first == second
 
 
+@pytest.mark.slow
 def test_a_planted_bug_is_found() -> None:
     simulate_seed(1, "diloco int2")
     with planted("a version is called durable before it is"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 from dataclasses import replace
@@ -16,7 +17,7 @@ from fedwan.app import complete, load_run
 from fedwan.cli import run as commands
 from fedwan.cli.folder import choose_folder, load_config
 from fedwan.cli.run import start
-from fedwan.config import Config
+from fedwan.config import Config, dump
 from fedwan.errors import ConfigError, FedwanError, RunStopped, UserError
 from fedwan.flower.coordinator import _taken_back
 from fedwan.flower.processes import only_one
@@ -108,11 +109,19 @@ def test_runs_without_a_folder_are_numbered_and_the_latest_is_resumed(
     ]
 
 
-@pytest.fixture
-def done(tmp_path: Path) -> Config:
-    """A run that is done."""
-    config = load_config(None, [f"out={tmp_path / 'run'}", "sites=2"], resume=False)
+@pytest.fixture(scope="module")
+def one_done(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    out = tmp_path_factory.mktemp("done") / "run"
+    config = load_config(None, [f"out={out}", "sites=2"], resume=False)
     finish(config, threading.Event())
+    return config
+
+
+@pytest.fixture
+def done(one_done: Config, tmp_path: Path) -> Config:
+    """A run that is done."""
+    config = replace(one_done, out=str(shutil.copytree(one_done.out, tmp_path / "run")))
+    dump(config, Path(config.out) / "config.yaml")
     return config
 
 

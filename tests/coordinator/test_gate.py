@@ -86,7 +86,7 @@ def ran(folder: Path, config: Config, wrap: Callable[[Link], Link], **words: Any
 
 
 def four_sites(**sections: Any) -> Config:
-    return tiny_config(sites=4, h=2, steps=24, kind="regression", **sections)
+    return tiny_config(sites=4, h=2, steps=14, kind="regression", **sections)
 
 
 @pytest.mark.parametrize(
@@ -101,24 +101,31 @@ def four_sites(**sections: Any) -> Config:
 def test_what_is_far_too_large_is_refused_once_and_the_site_goes_on(
     role: Role, says: str, tmp_path: Path
 ) -> None:
-    run = ran(tmp_path, four_sites(), lambda link: GrowingLink(link, range(6, 7), role))
-    assert (run.result.totals.rejected, run.result.totals.contributions) == (1, 48)
+    run = ran(tmp_path, four_sites(), lambda link: GrowingLink(link, range(4, 5), role))
+    assert (run.result.totals.rejected, run.result.totals.contributions) == (1, 28)
     assert len(run.hashes) == 1
     (text,) = run.events("rejected")
     assert text.startswith(f"contribution of {ODD} refused: {says} ")
     assert max(row["norms"]["velocity"] for row in run.rounds()) < 100
 
 
-@pytest.mark.parametrize("strategy", ["diloco", "streaming_diloco", "scaffnew"])
-@pytest.mark.parametrize("role", [Role.PARAMETER, Role.VARIANCE])
+@pytest.mark.parametrize(
+    ("strategy", "role"),
+    [
+        ("diloco", Role.PARAMETER),
+        ("diloco", Role.VARIANCE),
+        ("streaming_diloco", Role.PARAMETER),
+        ("scaffnew", Role.PARAMETER),
+    ],
+)
 def test_in_the_first_rounds_what_is_far_above_the_others_is_left_out_and_all_go_on(
     strategy: str, role: Role, tmp_path: Path
 ) -> None:
-    config = tiny_config(strategy, sites=4, h=2, steps=24, kind="regression")
+    config = tiny_config(strategy, sites=4, h=2, steps=12, kind="regression")
     run = ran(tmp_path, config, lambda link: GrowingLink(link, range(2), role))
     told = run.events("rejected")
     assert len(told) >= 2 and all(text.startswith(f"contribution of {ODD} ") for text in told)
-    assert len(told) + run.result.totals.contributions == 48 * len(run.result.model.versions)
+    assert len(told) + run.result.totals.contributions == 24 * len(run.result.model.versions)
     assert max(row["norms"]["velocity"] for row in run.rounds()) < 100
     assert len(run.hashes) == 1
     assert all(value.abs().max() < 100 for value in run.state.values())
@@ -198,12 +205,12 @@ def test_a_hostile_site_does_not_end_the_run_of_a_quorum(tmp_path: Path) -> None
 
 def test_a_coordinator_that_was_killed_refuses_what_it_would_have_refused(tmp_path: Path) -> None:
     config = four_sites(checkpoint={"every": 1})
-    with killed_after(5):
+    with killed_after(4):
         run_tiny(tmp_path, config, norm=True)
-    run = ran(tmp_path, config, lambda link: GrowingLink(link, range(5, 6)), resume=True)
+    run = ran(tmp_path, config, lambda link: GrowingLink(link, range(4, 5)), resume=True)
     (text,) = run.events("rejected")
     assert text.startswith(f"contribution of {ODD} refused: velocity's norm ")
-    assert run.result.model.versions == [12]
+    assert run.result.model.versions == [7]
 
 
 @pytest.mark.parametrize(
@@ -215,5 +222,5 @@ def test_a_coordinator_that_was_killed_refuses_what_it_would_have_refused(tmp_pa
     ids=["gradients", "without a gate"],
 )
 def test_what_is_not_gated_is_merged_however_large(config: Config, tmp_path: Path) -> None:
-    run = ran(tmp_path, config, lambda link: GrowingLink(link, range(6, 7)))
+    run = ran(tmp_path, config, lambda link: GrowingLink(link, range(4, 5)))
     assert run.result.totals.rejected == 0

@@ -18,7 +18,7 @@ from fedwan.link.buffer import Reception
 from fedwan.memory import Tidier
 from tests.planes import RUN, Bench
 
-PATIENCE_S = 1.0
+PATIENCE_S = 0.4
 CHUNK = 1 << 12
 NUM_CHUNKS = 8
 

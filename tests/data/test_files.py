@@ -141,9 +141,10 @@ def test_sites_share_out_the_files_and_hold_out_the_same_ones_of_all_folders(
     write_folder(tmp_path, range(240), CLASSES)
     asked = config(tmp_path, classes="cat,dog", split="by_label")
     shards = [open_one(asked, site, 2) for site in range(2)]
-    assert [len(set(shard.drawn(240, 0).y.tolist())) for shard in shards] == [1, 1]
+    drawn = [shard.drawn(240, 0) for shard in shards]
+    assert [len(set(batch.y.tolist())) for batch in drawn] == [1, 1]
     assert sum(shard.num_samples for shard in shards) == 240 - 24
-    seen, held = [bits(shard.drawn(240, 0).x) for shard in shards], shards[0].held_out
+    seen, held = [bits(batch.x) for batch in drawn], shards[0].held_out
     assert torch.equal(held.x, shards[1].held_out.x)
     assert not seen[0] & seen[1] and not bits(held.x) & (seen[0] | seen[1])
     assert all(2 < int(half.sum()) < 10 for half in held.y.chunk(2)), "in no order"

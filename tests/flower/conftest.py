@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import asyncio
 import http.server
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
+from types import SimpleNamespace
 
 import pytest
+import uvicorn.server
 
 with warnings.catch_warnings():
     # Flower's libraries warn of one another while they are imported: not ours to mend.
@@ -13,6 +16,22 @@ with warnings.catch_warnings():
     import flwr.cli.build
     import flwr.serverapp
     import flwr.supercore.control  # noqa: F401
+
+from fedwan.flower import forwarder, relay
+
+
+@pytest.fixture(autouse=True)
+def quick_relays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relays wait less; Uvicorn looks ten times a second whether it is to end, here a hundred."""
+
+    def soon(seconds: float) -> Awaitable[None]:
+        return asyncio.sleep(min(seconds, 0.01))
+
+    quick = SimpleNamespace(**{**vars(asyncio), "sleep": soon})
+    monkeypatch.setattr(uvicorn.server, "asyncio", quick)
+    monkeypatch.setattr(relay, "_LATE_S", 0.01)
+    monkeypatch.setattr(relay, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(forwarder, "_ASK_AGAIN_S", 0.03)
 
 
 class FakeSuperLink(http.server.ThreadingHTTPServer):
@@ -54,7 +73,7 @@ class FakeSuperLink(http.server.ThreadingHTTPServer):
                 pass
 
         super().__init__(("127.0.0.1", port), Handler)
-        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.005,), daemon=True).start()
 
 
 @pytest.fixture

@@ -228,27 +228,27 @@ def test_a_site_has_its_share_of_the_door_s_calls_and_of_its_log(
     caplog.clear()
     with client_of(identities / "s1") as client:
         eventually(lambda: client.post(url(door)).status_code == 200)
-        for number in range(30):
+        for number in range(12):
             assert client.post(url(door, f"/{number}")).status_code == 404
     assert 1 <= len([r for r in caplog.records if "site s1" in r.getMessage()]) <= 9
 
 
-@pytest.mark.parametrize("who", ["nobody", "a foreign site", "the coordinator", "old TLS"])
 def test_who_shows_no_site_s_certificate_gets_no_session(
-    door: FrontDoor, identities: Path, foreign_identities: Path, who: str
+    door: FrontDoor, identities: Path, foreign_identities: Path
 ) -> None:
-    tls = ssl.create_default_context(cafile=str(identities / "ca" / "ca.crt"))
-    folders = {"a foreign site": foreign_identities / "s1", "the coordinator": "coordinator"}
-    if who != "nobody":
-        own = identities / folders.get(who, "s1")
-        tls.load_cert_chain(own / "identity.crt", own / "identity.key")
-    if who == "old TLS":
-        with pytest.warns(DeprecationWarning):
-            tls.minimum_version = ssl.TLSVersion.TLSv1
-            tls.maximum_version = ssl.TLSVersion.TLSv1_1
-        tls.set_ciphers("ALL:@SECLEVEL=0")
-    with httpx.Client(verify=tls, trust_env=False) as client, pytest.raises(httpx.TransportError):
-        client.post(url(door))
+    site, coordinator = identities / "s1", identities / "coordinator"
+    for own, is_old in ((None, 0), (foreign_identities / "s1", 0), (coordinator, 0), (site, 1)):
+        tls = ssl.create_default_context(cafile=str(identities / "ca" / "ca.crt"))
+        if own:
+            tls.load_cert_chain(own / "identity.crt", own / "identity.key")
+        if is_old:
+            with pytest.warns(DeprecationWarning):
+                tls.minimum_version = ssl.TLSVersion.TLSv1
+                tls.maximum_version = ssl.TLSVersion.TLSv1_1
+            tls.set_ciphers("ALL:@SECLEVEL=0")
+        client = httpx.Client(verify=tls, trust_env=False)
+        with client, pytest.raises(httpx.TransportError):
+            client.post(url(door))
 
 
 def test_superlink_away_or_in_trouble_is_503_which_flower_tries_again(
@@ -295,44 +295,46 @@ def test_a_door_that_is_the_data_plane_is_told_in_one_line(
         assert str(forwarder.refusal).startswith(f"door = '{door}' is the coordinator's data plane")
 
 
-@pytest.mark.parametrize(("name", "num_asked"), [(PULL, 3), ("/v1/fleet/get-run", 1)])
-def test_a_ticket_that_is_not_there_yet_is_asked_for_until_it_is(
-    identities: Path, superlink: Any, door: FrontDoor, name: str, num_asked: int
-) -> None:
-    superlink.num_empty = 2
-    with forwarding(identities / "s1", door.port) as forwarder:
-        assert bool(post(forwarder, name).content) == (name == PULL)
-    assert len(superlink.requests) == num_asked
+FAB = "/v1/fleet/get-fab"
+BEAT = "/v1/fleet/send-node-heartbeat"
 
 
-@pytest.mark.parametrize("name", ["pull-messages", "send-node-heartbeat"])
-def test_an_answer_lost_on_the_way_is_noticed_and_not_asked_for_again(
-    identities: Path, superlink: Any, door: FrontDoor, name: str
-) -> None:
-    superlink.statuses = [None]
-    with forwarding(identities / "s1", door.port) as forwarder:
-        assert post(forwarder, f"/v1/fleet/{name}").status_code == 502
-        lost = forwarder.take_lost()
-        assert ("answer" in lost) == (name == "pull-messages")  # a heartbeat carries nothing
-        assert not forwarder.take_lost()
-        assert forwarder.refusal is None
-    assert len(superlink.requests) == 1
-
-
-def test_a_supernode_that_a_new_superlink_does_not_know_is_to_come_back(
+def test_what_a_supernode_hears_of_each_answer_and_what_is_noticed(
     identities: Path, superlink: Any, door: FrontDoor
 ) -> None:
-    superlink.statuses = [401]
+    """Flower's client takes any 2xx, and goes where a 3xx leads; nothing is asked for twice."""
     with forwarding(identities / "s1", door.port) as forwarder:
-        assert post(forwarder).status_code == 401
-        assert "SuperLink is a new one" in forwarder.take_lost()
-        assert not forwarder.take_lost()
+        for path, answers, status, lost in (
+            (BEAT, [None], 502, ""),  # which carries nothing
+            (PULL, [None], 502, "answer"),
+            (PULL, [401], 401, "SuperLink is a new one"),
+            *((FAB, [odd], 502, "answer") for odd in (201, 206, 307)),
+        ):
+            superlink.statuses = answers
+            answer = post(forwarder, path, b"code")
+            assert (answer.status_code, "location" in answer.headers) == (status, False)
+            assert status == 401 or b"code" not in answer.content
+            told = forwarder.take_lost()
+            assert lost in told and bool(told) == bool(lost)
+            assert not forwarder.take_lost() and forwarder.refusal is None
+            assert [path for path, *_ in superlink.requests] == [path]
+            superlink.requests.clear()
+        for path, num_asked in ((PULL, 3), ("/v1/fleet/get-run", 1)):  # there is no ticket yet
+            superlink.num_empty = 2
+            assert bool(post(forwarder, path).content) == (path == PULL)
+            assert len(superlink.requests) == num_asked
+            superlink.requests.clear()
 
 
 @pytest.mark.parametrize("when", ["another authority", "revoked before", "revoked meanwhile"])
 def test_a_site_that_is_refused_learns_it_in_one_line(
-    federation: pki.Authority, foreign_identities: Path, superlink: Any, when: str
+    federation: pki.Authority,
+    foreign_identities: Path,
+    superlink: Any,
+    when: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(Forwarder, "_patience_s", 0.0)
     if when == "revoked before":
         federation.revoke("s1")
     ours = federation.directory
@@ -437,15 +439,3 @@ def test_code_that_is_not_the_installed_fedwan_s_is_handed_to_nobody(
         assert f"add a line bundles: [{sha256}] to SITE.yaml" in str(forwarder.refusal)
     with forwarding(identities / "s1", door.port, [sha256]) as forwarder:
         assert post(forwarder, path, other.SerializeToString()).status_code == 200
-
-
-@pytest.mark.parametrize("status", [201, 206, 307])
-def test_no_answer_but_200_and_errors_reaches_a_supernode(
-    door: FrontDoor, superlink: Any, identities: Path, status: int
-) -> None:
-    """Flower's client takes any 2xx, and goes where a 3xx leads."""
-    superlink.statuses = [status]
-    with forwarding(identities / "s1", door.port) as forwarder:
-        answer = post(forwarder, "/v1/fleet/get-fab", b"code")
-    assert answer.status_code == 502 and b"code" not in answer.content
-    assert "location" not in answer.headers

@@ -227,6 +227,8 @@ def test_refused_joins_and_ever_new_sessions_leave_few_lines(
             stub.Join(hello, timeout=10)
             hello.protocol += 1 + number
             assert stub.Join(hello, timeout=10).refusal
+        welcome = stub.Join(bench.hello("s1", "one more"), timeout=10)
+        assert welcome.is_waiting and "joined too often" in welcome.text
     recorder.close()
     files = [tmp_path / name for name in ("journal.jsonl", "metrics.jsonl")]
     assert 8 < sum(len(path.read_text().splitlines()) for path in files) < 40

@@ -61,6 +61,7 @@ def test_a_terminal_is_left_with_the_last_state_and_elsewhere_there_are_plain_li
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_terminal: bool
 ) -> None:
     monkeypatch.setattr(live, "_TICK_S", 0.0)
+    monkeypatch.setattr("fedwan.output.outputs.write_report", lambda out: None)
     config = make_config(tmp_path)
     looks = iter(range(3))
     outputs = Outputs(config, tmp_path)

@@ -142,6 +142,7 @@ def take_steps(
     return ended._replace(sha256=site.global_sha256)
 
 
+@functools.cache
 def asked(*words: str) -> Config:
     """A run of scripts; of one site unless asked otherwise."""
     usual = ["workload=command", "device=cpu", "sites=1", "steps=8", "checkpoint.every=1"]

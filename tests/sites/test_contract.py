@@ -51,7 +51,7 @@ class Case(NamedTuple):
         return Run(self.recipe, self.config(seed), site)
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=[pytest.param(m, marks=[pytest.mark.slow] * (m == "unet")) for m in MODELS])
 def case(request: pytest.FixtureRequest) -> Case:
     recipe, data, model = MODELS[request.param]
     if recipe is distill:

@@ -18,6 +18,7 @@ from sites import diffusers_unet
 from tests.data.files import write_folder
 from tests.sites.support import Run, refused, weights
 
+pytestmark = pytest.mark.slow
 UNET = {
     "sample_size": 8,
     "in_channels": 1,

@@ -32,6 +32,8 @@ from tests.sites.pipelines import (
 from tests.sites.support import CPU, refused
 from tests.support import keep_local
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -142,6 +142,7 @@ def test_networks_that_are_told_the_class_are_asked_where_it_is(
 ) -> None:
     small = ("data.name=digits", "data.split=by_label", "sites=2", "steps=4", "h=4", "eval.num=20")
     own = ("workload=flow", "model.network=dit", "strategy=experts", *words)
+    small += ("model.width=16", "model.depth=1", "model.heads=2", "model.euler_steps=2")
     simulate(load_run(None, [*own, *small]), tmp_path)
     trained = fedwan.load(tmp_path)
     counts = trained.networks["velocity"]["num_samples"]

@@ -31,16 +31,15 @@ UNEVEN = (0, 1, 2, 2, 0, 2, 1, 2, 0, 2, 1, 0)
 class Turnstile:
     """Lets contributions pass in a given order, each once the one before has landed."""
 
-    def __init__(self, order: Sequence[int], free: int) -> None:
+    def __init__(self, order: Sequence[int]) -> None:
         self._order = order
-        self._free = free
         self._passed = 0
         self._num_joined = 0
         self._changed = threading.Condition()
 
     def wrap(self, name: str, link: Link) -> Link:
-        """A site's link; its first `free` contributions pass at once."""
-        return _Turned(link, self, int(name[1:]) - 1, self._free)  # type: ignore[return-value]
+        """A site's link."""
+        return _Turned(link, self, int(name[1:]) - 1)  # type: ignore[return-value]
 
     def enter(self, site: int) -> bool:
         """Wait for this site's turn; whether it is one of the order's."""
@@ -65,11 +64,10 @@ class Turnstile:
 
 
 class _Turned(WrappedLink):
-    def __init__(self, inner: Link, turnstile: Turnstile, site: int, free: int) -> None:
+    def __init__(self, inner: Link, turnstile: Turnstile, site: int) -> None:
         super().__init__(inner)
         self._turnstile = turnstile
         self._site = site
-        self._left = free
         self._is_inside = False
 
     def join(self, hello: Any) -> Any:
@@ -80,10 +78,7 @@ class _Turned(WrappedLink):
 
     def upload(self, header: Any, payload: Any) -> Any:
         if header.work.samples:  # the initial weights have none
-            if self._left:
-                self._left -= 1
-            else:
-                self._is_inside = self._turnstile.enter(self._site)
+            self._is_inside = self._turnstile.enter(self._site)
         return self._inner.upload(header, payload)
 
     def heartbeat(self, step: int) -> None:
@@ -117,11 +112,11 @@ class Site(test_golden.Site):
             self.weights[name].copy_(value)
 
 
-def run(strategy: Strategy, folder: Path, order: Sequence[int], free: int = 0) -> Ran:
-    """A run whose contributions come in a given order, after `free` rounds of all sites."""
-    steps = strategy.h * (len(order) // SITES + free)
+def run(strategy: Strategy, folder: Path, order: Sequence[int]) -> Ran:
+    """A run whose contributions come in a given order."""
+    steps = strategy.h * (len(order) // SITES)
     config = tiny_config(sites=SITES, h=strategy.h, steps=steps)
-    ran = run_tiny(folder, config, strategy, wrap=Turnstile(order, free).wrap)
+    ran = run_tiny(folder, config, strategy, wrap=Turnstile(order).wrap)
     assert len(ran.hashes) == 1
     return ran
 
@@ -130,8 +125,8 @@ def staleness_of(ran: Ran) -> list[int]:
     return [row["staleness"] for row in ran.rounds()]
 
 
-def on_deltas(transform: Any, warmup: int = 0) -> Strategy:
-    policy = RoundPolicy(SITES, quorum=2, max_staleness=8, arrivals_from=warmup)
+def on_deltas(transform: Any) -> Strategy:
+    policy = RoundPolicy(SITES, quorum=2, max_staleness=8, arrivals_from=0)
     step = step_outer({"velocity": transform})
     return Strategy("delta", H, whole, step, fp32(), fp32(), policy, clock="samples")
 
@@ -165,17 +160,6 @@ def test_async_diloco_follows_the_equations(tmp_path: Path) -> None:
     totals = ran.result.totals  # a run ends with the samples of all sites together
     assert (totals.contributions, totals.dropped) == (len(UNEVEN), 0)
     assert totals.samples == len(UNEVEN) * H * BATCH
-
-
-def test_a_warm_up_is_diloco_behind_a_barrier(tmp_path: Path) -> None:
-    """The same sum of updates as outer Nesterov on the mean delta."""
-    warm = on_deltas(outer.delayed_nesterov(LR, MOMENTUM, SITES), warmup=3)
-    plain = warm._replace(
-        server_step=step_outer({"velocity": outer.nesterov(LR, MOMENTUM)}), clock="versions"
-    )
-    plain = plain._replace(policy=plain.policy._replace(arrivals_from=None, max_staleness=0))
-    ran, other = run(warm, tmp_path / "a", (), 3), run(plain, tmp_path / "b", (), 3)
-    torch.testing.assert_close(ran.state, other.state, rtol=1e-4, atol=1e-5)
 
 
 def test_parameter_server_follows_the_equations(tmp_path: Path) -> None:
