@@ -102,6 +102,7 @@ def test_sync_is_large_batch_training_with_one_optimiser_everywhere(
         assert all(same_bits(fields, other[index]) for other in states[1:])
 
 
+@pytest.mark.slow
 def test_one_site_alone_ends_on_its_own_weights_and_pays_what_coding_owes_once(
     tmp_path: Path,
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_site_that_is_late_at_the_end_of_a_run_ends_with_its_weights(
     assert len(ran.hashes) == 1 and len(ran.workloads["s3"].batches) < 24
 
 
+@pytest.mark.slow
 def test_what_is_owed_survives_a_contribution_that_is_too_late_and_an_update_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ def plane(tmp_path: Path, identities: Path) -> Iterator[DataPlane]:
 linux = pytest.mark.skipif(sys.platform != "linux", reason="tells of TCP what Linux tells")
 
 
+@pytest.mark.slow
 @linux
 def test_figures_and_the_same_as_json(
     plane: DataPlane, identities: Path, tmp_path: Path, fedwan: Command
@@ -113,6 +114,7 @@ def test_a_listener_that_says_nothing_is_given_up(
     assert "answers, but not as a data plane" in text
 
 
+@pytest.mark.slow
 @linux
 def test_it_measures_as_words_say(
     plane: DataPlane, identities: Path, tmp_path: Path, fedwan: Command

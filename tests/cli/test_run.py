@@ -144,6 +144,7 @@ def test_a_run_that_was_moved_goes_on_where_it_is(done: Config, tmp_path: Path) 
     assert load_config(None, [f"out={tmp_path / 'new'}"], resume=True) == resumed
 
 
+@pytest.mark.slow
 def test_a_run_that_is_done_is_shown_reported_and_not_started_again(
     done: Config, fedwan: Command
 ) -> None:

@@ -56,6 +56,7 @@ def test_all_sites_end_on_the_same_weights_and_so_does_a_run_that_was_resumed(
     assert distance < 1e-3 * length
 
 
+@pytest.mark.slow
 def test_a_sum_that_sites_have_been_asked_about_outlives_the_coordinator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

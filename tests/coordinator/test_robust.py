@@ -230,7 +230,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], State]:
     ("strategy", "rule"),
     [
         *(("diloco", rule) for rule in RULES),
-        ("streaming_diloco", "centered_clip"),
+        pytest.param("streaming_diloco", "centered_clip", marks=pytest.mark.slow),
         ("sync", "trimmed_mean"),
     ],
 )

@@ -224,6 +224,7 @@ def test_samples_that_nobody_took_do_not_end_a_run_that_counts_them(
     assert ran.result.model.versions[0] > 12 and len(ran.hashes) == 1
 
 
+@pytest.mark.slow
 def test_the_first_to_join_locks_nobody_out_with_weights_that_it_made_up(
     tmp_path: Path, identities: Path
 ) -> None:
@@ -350,6 +351,7 @@ def test_equal_refusals_are_told_at_powers_of_ten_and_many_others_now_and_then()
     assert refusals.tell("again", 12.0) == "again (and 993 others since the last one)"
 
 
+@pytest.mark.slow
 def test_calls_whose_message_never_comes_are_a_site_s_own_and_are_ended(
     tmp_path: Path, identities: Path
 ) -> None:

@@ -133,6 +133,7 @@ def test_of_a_run_of_a_hundred_days_no_round_is_lost_though_certificates_last_fo
         assert [(day - now()).days for day in sorted(found)] == [44, 84, 124]
 
 
+@pytest.mark.slow
 def test_a_federation_moves_to_a_second_authority_while_it_trains(
     authority: pki.Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +207,7 @@ def test_a_site_whose_certificate_ends_is_told_and_can_do_nothing_more(
     assert bench.contribution("s1") is None
 
 
+@pytest.mark.slow
 def test_a_list_that_lapsed_at_the_coordinator_keeps_sites_waiting_for_another(
     authority: pki.Authority,
     tmp_path: Path,

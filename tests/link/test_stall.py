@@ -129,6 +129,7 @@ def test_a_path_that_swallows_everything_and_breaks_nothing_is_noticed(
         assert result() and set(failures) == {grpc.StatusCode.CANCELLED}
 
 
+@pytest.mark.slow
 def test_a_word_said_while_the_stream_is_broken_arrives_once_it_is_back(
     tmp_path: Path, identities: Path
 ) -> None:

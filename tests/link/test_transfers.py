@@ -111,6 +111,7 @@ def test_a_download_whose_payload_is_held_no_more_begins_anew(
         assert carry(bench, link, "down", first) == read_all(second)
 
 
+@pytest.mark.slow
 def test_patience_ends_with_what_to_check_and_a_farewell_to_nobody_is_short(
     bench: Bench, identities: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +242,7 @@ def test_a_download_that_is_cut_off_gives_up_its_place(tmp_path: Path, identitie
         assert download(20).payload is not None
 
 
+@pytest.mark.slow
 def test_heartbeats_carry_the_step_while_an_upload_is_on_its_way(
     tmp_path: Path, identities: Path
 ) -> None:

@@ -60,6 +60,7 @@ def test_it_is_trained_to_the_same_bits_whatever_the_global_generator_and_thread
     assert hash_state(again.state_dict()) == hash_state(cached.model.state_dict())
 
 
+@pytest.mark.slow
 def test_it_is_read_from_the_cache(cached: Cached, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "train_classifier", lambda *_: pytest.fail("it was trained"))
     load_classifier.cache_clear()

@@ -60,6 +60,7 @@ def kinds(run: Path) -> list[str]:
     return [json.loads(line)["event"] for line in (run / JOURNAL).read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_whose_coordinator_was_killed_stands(killed_run: tuple[Path, str]) -> None:
     run, sha256 = killed_run
     found = verify(run)

@@ -40,6 +40,7 @@ def test_a_finished_run_leaves_everything_that_is_promised(tmp_path: Path) -> No
     assert summary.global_sha256 == "ab" * 32
 
 
+@pytest.mark.slow
 def test_a_run_that_breaks_leaves_a_report_but_no_summary_and_its_records_when_resumed(
     tmp_path: Path,
 ) -> None:

@@ -57,6 +57,7 @@ def test_a_run_that_has_only_begun_has_a_report_too_and_a_folder_without_one_is_
         write_report(tmp_path / "else")
 
 
+@pytest.mark.slow
 def test_a_flood_of_names_leaves_the_charts_of_those_that_came_most_often(tmp_path: Path) -> None:
     with Outputs(make_config(tmp_path), tmp_path) as outputs:
         for version in (1, 2, 3):

@@ -90,6 +90,7 @@ def test_what_is_signed_is_the_payload_that_arrived_though_it_left_while_it_was_
     assert not hashes.missing()
 
 
+@pytest.mark.slow
 def test_a_stripe_that_ends_while_another_reads_the_last_chunk_signs_that_too(
     tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

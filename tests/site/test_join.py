@@ -222,8 +222,8 @@ class InOneProcess(nn.parallel.DistributedDataParallel):
 @pytest.mark.parametrize(
     "wrap",
     [
-        lambda net: torch.compile(InOneProcess(net)),
-        lambda net: InOneProcess(torch.compile(net)),
+        pytest.param(lambda net: torch.compile(InOneProcess(net)), marks=pytest.mark.slow),
+        pytest.param(lambda net: InOneProcess(torch.compile(net)), marks=pytest.mark.slow),
         nn.DataParallel,
     ],
     ids=["compiled ddp", "ddp of compiled", "dp"],

@@ -33,6 +33,7 @@ MODELS: dict[str, tuple[ModuleType, str, dict[str, Any]]] = {
     "distill": (distill, "ring8", {"teacher": "mlp_teacher"}),
     "distill-dit": (distill, "digits", {"teacher": "dit_teacher"}),
 }
+SLOW = {"unet", "distill-dit"}
 
 
 class Case(NamedTuple):
@@ -51,7 +52,9 @@ class Case(NamedTuple):
         return Run(self.recipe, self.config(seed), site)
 
 
-@pytest.fixture(params=[pytest.param(m, marks=[pytest.mark.slow] * (m == "unet")) for m in MODELS])
+@pytest.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in MODELS]
+)
 def case(request: pytest.FixtureRequest) -> Case:
     recipe, data, model = MODELS[request.param]
     if recipe is distill:

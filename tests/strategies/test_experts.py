@@ -97,6 +97,7 @@ def test_a_site_holds_moments_of_its_own_expert_and_the_others_once(tmp_path: Pa
     assert sorted(seen) == ["s1", "s2", "s3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaves_at", [0.0, 0.3])
 def test_a_site_that_is_killed_costs_no_bit(leaves_at: float, tmp_path: Path) -> None:
     inner = {"velocity": ADAM}
