@@ -2,10 +2,10 @@
 #
 #   make demo [ARGS="workload=flow sites=2"]   the main job: a coordinator and 4 sites, here
 #   make install | clean                       .venv alone | without it and all caches
-#   make test | test-fast                      the whole suite | without what takes long
+#   make test | test-fast                      the whole suite | what takes a second at most
 #        [WORKERS=2] [ARGS=tests/link]         2 processes, or 0: here, one test after the other
 #   make lint                                  ruff and mypy
-#   make bench [BENCH="timed check"]           all benchmarks and checks, or some, quick; runs/bench/
+#   make bench [BENCH="timed check"]           most benchmarks, or some, quick; runs/bench/
 #   make bench-peers ARGS="--json out.json"    fedwan beside DDP, torchft and Flower, as root
 #   make proto                                 generate the wire messages anew
 #   make lock [ARGS=--upgrade]                 pyproject.toml's packages, pinned and hashed

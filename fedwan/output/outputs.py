@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Outputs:
-    """All files of a run's folder but its checkpoints and logs: see docs/deploy.md.
+    """All files of a run's folder but its checkpoints and logs: see docs/export.md.
 
     A context: however the run ends, the report is written if it can be. Safe to call from several
     threads. A resumed run goes on from `resumed`; a new one has none. `sign` is `Journal`'s.
