@@ -131,7 +131,7 @@ def diagnose(records: Iterable[Record]) -> Iterator[Finding]:
             here.discard(site)
         elif event == "finding":
             found = Finding.of(record)
-        elif event == "rejected":
+        elif event == "rejected" and site:
             why, _, mend = record.text.partition("; ")
             found = Finding("refused", site, None, version + 1, why, mend or "see its log")
             if site not in here:
