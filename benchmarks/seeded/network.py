@@ -19,9 +19,10 @@ from benchmarks.seeded.kernel import Process
 from benchmarks.seeded.threads import Future, SimpleQueue
 from fedwan.codecs.payload import Source
 from fedwan.errors import FedwanError, JoinRefused, SessionLost
+from fedwan.link import client
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Hub
-from fedwan.link.client import LEAVE_PATIENCE_S, REDIAL_S
+from fedwan.link.client import LEAVE_PATIENCE_S
 from fedwan.link.loopback import LoopbackLink
 from fedwan.link.rpc import FINAL, Patience, code_of
 
@@ -245,7 +246,7 @@ class SeededLink:
                     self.signals.put(wire.CoordinatorSignal(kind=gone, text=error.details()))
                 if error.code() in FINAL:
                     return
-            self._kernel.park(REDIAL_S)
+            self._kernel.park(client.REDIAL_S)
 
     def _attach(
         self, hub: Hub, session: str, alive: list[bool], is_current: Callable[[], bool]
