@@ -109,15 +109,8 @@ def test_what_is_far_too_large_is_refused_once_and_the_site_goes_on(
     assert max(row["norms"]["velocity"] for row in run.rounds()) < 100
 
 
-@pytest.mark.parametrize(
-    ("strategy", "role"),
-    [
-        ("diloco", Role.PARAMETER),
-        ("diloco", Role.VARIANCE),
-        ("streaming_diloco", Role.PARAMETER),
-        ("scaffnew", Role.PARAMETER),
-    ],
-)
+@pytest.mark.parametrize("strategy", ["diloco", "streaming_diloco", "scaffnew"])
+@pytest.mark.parametrize("role", [Role.PARAMETER, Role.VARIANCE])
 def test_in_the_first_rounds_what_is_far_above_the_others_is_left_out_and_all_go_on(
     strategy: str, role: Role, tmp_path: Path
 ) -> None:

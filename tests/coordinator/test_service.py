@@ -18,7 +18,9 @@ from fedwan.config import Config, LinkConfig
 from fedwan.coordinator import control
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.service import run_coordinator
+from fedwan.doctor.diagnosis import diagnose
 from fedwan.errors import STOPPED, ConfigError, FedwanError, LinkLost, RunStopped, SessionLost
+from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
 from fedwan.output.board import read_run
 from fedwan.site.site import Membership
@@ -28,7 +30,22 @@ from strategies import diloco
 from tests.cli.conftest import Command
 from tests.cli.conftest import fedwan as fedwan
 from tests.planes import Bench, Wires, dialling, eventually, in_thread, serving
-from tests.support import NET, TinyWorkload, run_tiny, take_part, tiny_config
+from tests.support import NET, TinyWorkload, WrappedLink, run_tiny, take_part, tiny_config
+
+
+def test_a_site_that_ends_with_other_weights_is_a_finding_of_the_doctor(tmp_path: Path) -> None:
+    class Mistaken(WrappedLink):
+        def leave(self, farewell: wire.Farewell) -> None:
+            farewell.global_sha256 = "0" * 64
+            self._inner.leave(farewell)
+
+    def wrap(name: str, link: Link) -> Link:
+        return Mistaken(link) if name == "s2" else link  # type: ignore[return-value]
+
+    run_tiny(tmp_path, tiny_config(), wrap=wrap)
+    (found,) = diagnose(read_run(tmp_path)[1])
+    assert (found.kind, found.site, found.network) == ("different_weights", "s2", None)
+    assert found.version > 0 and "it ended with weights 000000000000" in found.why
 
 
 @pytest.mark.slow

@@ -243,6 +243,15 @@ def test_a_site_holds_few_snapshots_back_and_is_told_to_come_again(bench: Bench)
     assert bench.hub.download("s1", request).payload is not None
 
 
+def test_sessions_that_come_one_after_the_other_are_let_in_slowly(bench: Bench) -> None:
+    first = len(bench.events)
+    welcomes = [bench.hub.join("s1", bench.hello("s1", session=f"s{n}")) for n in range(100)]
+    assert 0 < sum(not welcome.is_waiting for welcome in welcomes) < 10
+    assert "joined too often" in welcomes[-1].text
+    assert len(bench.events) - first < 10
+    assert not bench.hub.join("s2", bench.hello("s2")).is_waiting
+
+
 def test_calls_with_an_identity_that_holds_no_more_do_not_shut_out_the_site_itself(
     bench: Bench,
 ) -> None:
