@@ -64,7 +64,7 @@ class Contribution(NamedTuple):
     payload: Buffer | FileBuffer
     work: wire.Work
     measures: Measures
-    sha256: str
+    payload_hash: str
     """Of the payload's chunks, see `ChunkHashes`."""
     signature: bytes = b""
     """The site's; empty within a process."""

@@ -134,13 +134,13 @@ def saved_sums(
 
 
 def _to_row(merge: Merge[Contribution]) -> dict[str, str]:
-    _, work, _, sha256, signature, bundle = merge.contribution
+    _, work, _, payload_hash, signature, bundle = merge.contribution
     assert bundle is not None
     return {
         "site": merge.key.site,
         "work": work.SerializeToString().hex(),
         "bundle": bundle.SerializeToString().hex(),
-        "sha256": sha256,
+        "payload": payload_hash,
         "signature": signature.hex(),
     }
 
@@ -148,7 +148,7 @@ def _to_row(merge: Merge[Contribution]) -> dict[str, str]:
 def _from_row(row: Mapping[str, str], fragment: int, version: int) -> Merge[Contribution]:
     bundle = wire.MaskBundle.FromString(bytes.fromhex(row["bundle"]))
     work = wire.Work.FromString(bytes.fromhex(row["work"]))
-    proof = row["sha256"], bytes.fromhex(row["signature"])
+    proof = row["payload"], bytes.fromhex(row["signature"])
     contribution = Contribution(Buffer(0), work, Measures({}, {}), *proof, bundle)
     return Merge(Key(fragment, version, row["site"]), contribution, 0, 1.0)
 

@@ -169,8 +169,8 @@ class VersionLines:
 
 def contribution_row(merge: Merge[Contribution], share: tuple[float, float]) -> dict[str, Any]:
     """For the journal, by its weight and scale."""
-    _, work, _, sha256, signature, bundle = merge.contribution
-    row = {"event": "contribution", **fields_of(merge.key, sha256, work, bundle)}
+    _, work, _, payload_hash, signature, bundle = merge.contribution
+    row = {"event": "contribution", **fields_of(merge.key, payload_hash, work, bundle)}
     row["weight"] = math.prod(share)
     if EPSILON in work.figures:
         row["epsilon"] = work.figures[EPSILON]

@@ -254,8 +254,8 @@ class Servicer(Federation):
         if payload is None:
             return wire.Receipt(status=wire.Receipt.INCOMPLETE, missing=reception.missing())
         # Check the whole payload, and lay it out for merging unless it was replaced meanwhile.
-        sha256 = reception.hashes.payload()
-        measures, problem = self._inspect(upload, reception, payload, sha256, proof)
+        payload_hash = reception.hashes.payload()
+        measures, problem = self._inspect(upload, reception, payload, payload_hash, proof)
         with self.changed:
             settled = self._settled(upload)
             if self.intake.find(upload) is not reception:
@@ -275,7 +275,9 @@ class Servicer(Federation):
                 work = reception.header.work
                 bundle = reception.header.bundle if self.masking else None
                 signature = proof.signature if proof else b""
-                contribution = Contribution(payload, work, measures, sha256, signature, bundle)
+                contribution = Contribution(
+                    payload, work, measures, payload_hash, signature, bundle
+                )
                 if proof:
                     self._note_certificate(site, proof.certificate)
                 self.rounds.arrive(upload.key, contribution, time.monotonic())
@@ -288,13 +290,13 @@ class Servicer(Federation):
         upload: Upload,
         reception: UploadReception,
         payload: Buffer | FileBuffer,
-        sha256: str,
+        payload_hash: str,
         proof: Proof | None,
     ) -> tuple[Measures, str]:
         """What a whole payload measures, or what is wrong with it or its signature; no lock."""
         try:
             if proof and upload.kind == wire.UploadHeader.CONTRIBUTION:
-                check_proof(proof, statement_of(reception.header, upload.key.site, sha256))
+                check_proof(proof, statement_of(reception.header, upload.key.site, payload_hash))
             return self.intake.inspect(upload, payload), ""
         except PayloadError as error:
             return Measures({}, {}), str(error)

@@ -62,7 +62,7 @@ class SitePrivacy(Spending):
     def make_private(self, merged: State, round_: Round[Contribution]) -> None:
         """Noise onto the mean of a round's contributions, in place; each says what was spent."""
         self.steps += 1
-        made_of = [(m.key.site, m.contribution.sha256) for m in round_.merged]
+        made_of = [(m.key.site, m.contribution.payload_hash) for m in round_.merged]
         step = (round_.fragment.index, round_.version, made_of)
         self.add_noise(merged.values(), 1 / len(round_.merged), *step)
         for merge in round_.merged:

@@ -9,7 +9,6 @@ Chunks are packed without loss: a byte of `int4` holds 5.7 to 6.9 bits of inform
 
 from __future__ import annotations
 
-import hashlib
 import struct
 import threading
 from collections import OrderedDict
@@ -19,6 +18,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import xxhash
 import zstandard
+from blake3 import blake3
 from google.protobuf.message import DecodeError
 
 from fedwan.codecs.payload import Bytes
@@ -147,7 +147,7 @@ def unpack(chunk: Chunk, most_bytes: int) -> Bytes:
 
 
 class ChunkHashes:
-    """What names a payload: SHA-256 of its chunks' SHA-256s, in their order.
+    """What names a payload: BLAKE3 of its chunks' BLAKE3 hashes, in their order.
 
     A chunk is hashed by the thread that sends it, and by the one that receives it, while others are
     on their way: any thread may add any of them, in any order.
@@ -160,7 +160,7 @@ class ChunkHashes:
     def add(self, index: int, data: Bytes) -> None:
         """Hash a chunk, which lets other threads go on."""
         begin = _HASH_BYTES * index
-        self._hashes[begin : begin + _HASH_BYTES] = hashlib.sha256(data).digest()
+        self._hashes[begin : begin + _HASH_BYTES] = blake3(data).digest()
         self._is_here[index] = True
 
     def missing(self) -> list[int]:
@@ -169,7 +169,8 @@ class ChunkHashes:
 
     def payload(self) -> str:
         """What names the whole payload, in hexadecimal."""
-        return hashlib.sha256(self._hashes).hexdigest()
+        name: str = blake3(self._hashes).hexdigest()
+        return name
 
 
 class PackedOnce:

@@ -86,7 +86,7 @@ def test_what_is_signed_is_the_payload_that_arrived_though_it_left_while_it_was_
     hashes = ChunkHashes(-(-len(data) // (1 << 16)))
     for index in reversed(hashes.missing()):
         hashes.add(index, data[index << 16 : (index + 1) << 16])
-    assert arrived is not None and arrived.sha256 == hashes.payload()
+    assert arrived is not None and arrived.payload_hash == hashes.payload()
     assert not hashes.missing()
 
 
