@@ -124,8 +124,6 @@ def num_labels(config: Config) -> int:
 
 def data_at_site(config: DataConfig, site: str, own_path: str = "") -> DataConfig:
     """A run's data as one site has them: `own_path`, of the site's own file, goes first."""
-    if config.name not in FILE_NAMES:
-        return config
     return dataclasses.replace(config, path=own_path or config.path.replace(SITE, site))
 
 

@@ -6,6 +6,7 @@ asks for several.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Mapping
@@ -40,12 +41,13 @@ if TYPE_CHECKING:
 
 def take_part(member: Membership, group: Group) -> None:
     """Train the recipe that a run's configuration names."""
-    config, name = member.config, member.name
+    name = member.name
+    data = data_at_site(member.config.data, name, member.data_path)
+    config = dataclasses.replace(member.config, data=data)
     recipe, names = load_workload(config.workload), site_names(config)
     if hasattr(recipe, "dataset"):
         shard = dataset_of(recipe, config, name)
     else:
-        data = data_at_site(config.data, name, member.data_path)
         captions = getattr(recipe, "CAPTIONS", False)
         shard = open_shard(data, names.index(name), len(names), config.seed, captions=captions)
     if config.eval.features:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, l1_loss
 
+from fedwan.app import load_run
 from fedwan.config import Config, DataConfig, InnerConfig
 from fedwan.rng import NamedGenerators
+from fedwan.simulation import simulate
+from fedwan.site.group import Group
+from fedwan.site.recipe import take_part
+from fedwan.site.site import Membership
 from fedwan.state import hash_state
 from sites import pix2pix
 from tests.sites.support import Run, refused
@@ -91,3 +100,20 @@ def test_settings_that_cannot_work_are_refused(
     data: str, model: dict[str, object], text: str
 ) -> None:
     refused(pix2pix, Config("pix2pix", data=DataConfig(data), model=model), text)
+
+
+@pytest.mark.slow
+def test_sites_whose_pairs_are_their_own_train_and_show_their_pictures(tmp_path: Path) -> None:
+    for number, site in enumerate(("s1", "s2")):
+        (tmp_path / site).mkdir()
+        for place in range(12):
+            pixels = np.full((32, 64, 3), 100 * number + place, np.uint8)
+            Image.fromarray(pixels).save(tmp_path / site / f"{place}.png")
+    words = "workload=pix2pix data.name=pairs data.split=own sites=2 h=2 steps=2 eval.num=4"
+    words += f" data.path={tmp_path}/{{site}} data.size=32 model.width=4 model.depth=2 data.batch=4"
+
+    def train(member: Membership) -> None:
+        take_part(dataclasses.replace(member, show_samples=True), Group())
+
+    run = simulate(load_run(None, words.split()), tmp_path / "run", train=train)
+    assert len(set(run.site_sha256.values())) == 1 and "fd" in run.totals.quality
