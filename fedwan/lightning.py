@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fedwan.errors import UserError
 from fedwan.site.checkpoint import Stateful, load_random_state, random_state
-from fedwan.site.joining import as_member, given_membership, join
+from fedwan.site.joining import as_member, end_in_a_line, given_membership, join
 from fedwan.site.site import Site
 from fedwan.workloads.base import NetworkKind
 
@@ -37,6 +37,7 @@ def _lightning() -> Any:
         except ModuleNotFoundError as error:
             if error.name not in (name, name.partition(".")[0]):
                 raise
+    end_in_a_line()
     raise UserError("fedwan.lightning needs Lightning; pip install 'fedwan[lightning]'")
 
 

@@ -231,7 +231,7 @@ def test_where_lightning_is_missing_it_is_said_what_to_install() -> None:
     hide = "import sys; sys.modules['lightning'] = sys.modules['pytorch_lightning'] = None"
     argv = [sys.executable, "-c", f"{hide}; import fedwan.lightning"]
     ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode != 0
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1
     assert "pip install 'fedwan[lightning]'" in ended.stderr
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedwan.errors import UserError
+from fedwan.optim_state import NamedOptimizers
 from fedwan.rng import lent_generators
 from fedwan.site.quality import figures_of, samples_of
 from fedwan.site.replica import evaluating
@@ -33,6 +34,7 @@ class Alone:
                 f"steps = {script.num_steps}: a script that trains alone has no run to take its "
                 "length from; give fedwan.join(..., steps=2000), or start it with `fedwan launch`"
             )
+        NamedOptimizers.of(script.networks, script.optimizers)  # refuses what no run can take
         self.step = 0
         self.num_steps = script.num_steps
         self._script = script

@@ -88,7 +88,7 @@ def join(
         UserError: networks and optimisers do not fit together, or the script's processes differ.
         ConfigError: the run's strategy does not fit the networks.
     """
-    sys.excepthook = end_in_a_line
+    end_in_a_line()
     for what, given in (("networks", networks), ("optimizers", optimizers)):
         if not isinstance(given, Mapping) or not given:
             raise UserError(
@@ -168,13 +168,24 @@ def as_member(member: Membership) -> Iterator[None]:
         _membership.reset(token)
 
 
-def end_in_a_line(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+def end_in_a_line() -> None:
+    """From here on an error of fedwan's tree ends this script with one line and its exit code.
+
+    Others go to the hook that was there.
+    """
+    if getattr(sys.excepthook, "func", None) is not _end:
+        sys.excepthook = partial(_end, sys.excepthook)
+
+
+def _end(
+    before: Callable[..., object],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
 ) -> None:
-    """End a script for an error of fedwan's tree with one line and its exit code, no traceback."""
     Outcome.leave(error, 0)  # of an error outside of the loop nobody has left word
-    if not isinstance(error, FedwanError):
-        sys.__excepthook__(kind, error, trace)
+    if not isinstance(error, FedwanError) or hasattr(sys, "ps1"):  # somebody types
+        before(kind, error, trace)
         return
     print(f"fedwan: {error}", file=sys.stderr)
     sys.stdout.flush()

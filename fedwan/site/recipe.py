@@ -143,7 +143,7 @@ def _meet(folder: Path) -> None:
 
 def main() -> None:
     """Take part in the run that the service has handed over."""
-    sys.excepthook = end_in_a_line
+    end_in_a_line()
     assignment = os.environ.get(VARIABLE)
     if assignment is None:
         raise UserError("a site's service starts this; use `fedwan demo` or `fedwan run`")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,17 @@ def past_end(trainer: Trainer) -> None:
             site.after_step()
 
 
+def stray(trainer: Trainer) -> None:
+    trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+    trainer.join(steps=4)
+
+
+def share(trainer: Trainer) -> None:
+    head = nn.Sequential(trainer.net[0][0], nn.Linear(16, 2))  # type: ignore[index]
+    trainer.optimizer.add_param_group({"params": head[1].parameters()})
+    trainer.join(steps=4, networks={"d": trainer.net, "q": head})
+
+
 ALONE_TOO: list[tuple[Callable[[Trainer], object] | dict[str, Any], str]] = [
     ({"evaluate": lambda seed: 0.5}, "evaluate returned a float; return numbers by name"),
     ({"evaluate": lambda seed: {"fd": torch.ones(2)}}, "evaluate returned a Tensor as 'fd'"),
@@ -290,6 +302,8 @@ ALONE_TOO: list[tuple[Callable[[Trainer], object] | dict[str, Any], str]] = [
         "site.log(loss='tensor([0., 0., 0.])') is no number",
     ),
     (past_end, "a step was begun at step 4 of 4, after the end of the run; leave the loop once"),
+    (stray, "holds a parameter of shape (3,) that is in none of"),
+    (share, "'d/0.0.weight' and 'q/0.weight' are one parameter, which"),
     (lambda trainer: list(trainer.join(steps=4)), "write `with fedwan.join(...) as site:` around"),
 ]
 
@@ -308,6 +322,17 @@ def test_what_cannot_be_joined_or_goes_wrong_is_told_alone_and_in_a_run(
         train(Trainer("sgd"))
 
 
+def test_an_error_of_the_script_s_own_goes_to_the_hook_that_was_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: told.append(error))
+    for _ in range(2):
+        loop(Trainer("sgd"), steps=1)
+    sys.excepthook(ValueError, error := ValueError("its own"), None)
+    assert told == [error]
+
+
 class Odd:
     """Keeps what no checkpoint takes."""
 
@@ -316,17 +341,6 @@ class Odd:
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         raise AssertionError
-
-
-def stray(trainer: Trainer) -> None:
-    trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
-    trainer.join()
-
-
-def share(trainer: Trainer) -> None:
-    head = nn.Sequential(trainer.net[0][0], nn.Linear(16, 2))  # type: ignore[index]
-    trainer.optimizer.add_param_group({"params": head[1].parameters()})
-    trainer.join(networks={"d": trainer.net, "q": head})
 
 
 def follower(trainer: Trainer) -> None:
@@ -398,8 +412,6 @@ NO_REDUCE = in_loop(lambda trainer, site: trainer.step())
 @pytest.mark.parametrize(
     ("train", "words", "says"),
     [
-        (stray, "strategy=diloco", "holds a parameter of shape (3,) that is in none of"),
-        (share, "strategy=diloco", "'d/0.0.weight' and 'q/0.weight' are one parameter, which"),
         (
             lambda trainer: loop(trainer, state={"odd": Odd()}),
             "strategy=diloco",
