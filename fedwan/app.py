@@ -145,7 +145,7 @@ def _import_page(what: str, name: str, folder: str, path: Path) -> ModuleType:
     package = importlib.import_module(folder)
     places = [str(root / folder) for root in roots]
     package.__path__ = [*places, *(place for place in package.__path__ if place not in places)]
-    with _told(f"{what} cannot be imported"):
+    with told(f"{what} cannot be imported"):
         module = importlib.import_module(f"{folder}.{name}")
     if Path(module.__file__ or "").resolve() != path.resolve():
         raise ConfigError(
@@ -156,7 +156,7 @@ def _import_page(what: str, name: str, folder: str, path: Path) -> ModuleType:
 
 
 def _import_installed(what: str, module_name: str) -> ModuleType:
-    with _told(f"{what} cannot be imported"):
+    with told(f"{what} cannot be imported"):
         try:
             return importlib.import_module(module_name)
         except ModuleNotFoundError as error:
@@ -169,7 +169,7 @@ def _import_installed(what: str, module_name: str) -> ModuleType:
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def told(what: str) -> Iterator[None]:
     """Tell what a page of somebody's own fails with in one line, with its place."""
     try:
         yield
@@ -227,23 +227,25 @@ def resolve(config: Config) -> Config:
     from fedwan.recipes import check_built, require_followed, require_script, resolve_strategy
     from fedwan.uses import fill
 
+    what = f"strategy {config.strategy!r} cannot be resolved"
     if workload is None:
-        faults.tell()
         require_script(strategy, config)
         fill(config, {"data.batch": 1, "eval.every": 200}, {})
+        with told(what):  # what rests on no network is refused here, the rest by `complete`
+            resolve_strategy(strategy, copy.deepcopy(config), {}, _strategies)
         return merge(config)
     from fedwan.workloads.settings import resolve_page
 
-    networks, what = None, f"strategy {config.strategy!r} cannot be resolved"
-    with faults.caught(), _told(f"workload {config.workload!r} cannot be resolved"):
+    networks = None
+    with faults.caught(), told(f"workload {config.workload!r} cannot be resolved"):
         networks = resolve_page(workload, config)
-    with faults.caught(), _told(what):
+    with faults.caught(), told(what):
         if networks is None:
             require_followed(strategy, config, _strategies)
         else:
             resolve_strategy(strategy, config, networks, _strategies)
     faults.tell()
-    with _told(what):
+    with told(what):
         built = strategy.build(config)
     if not hasattr(built, "contributes"):
         raise ConfigError(f"{strategy.__file__}: build returned {built!r:.60}, not a Strategy")
@@ -271,7 +273,7 @@ def complete(config: Config, kinds: Mapping[str, NetworkKind], num_steps: int) -
     check_networks(config, kinds, Faults())
     for network in sorted(kinds):
         config.inner.setdefault(network, InnerConfig(name="own"))
-    with _told(f"strategy {config.strategy!r} cannot be resolved"):
+    with told(f"strategy {config.strategy!r} cannot be resolved"):
         resolve_strategy(load_strategy(config.strategy), config, kinds, _strategies)
     return config
 

@@ -387,6 +387,7 @@ NEEDS = (
         Needs(key, lambda c, _: c.workload != COMMAND, "a recipe: a script has its own way")
         for key in (
             *("model.*", "eval.num", "site.precision", "site.accumulate", "site.recompute"),
+            *("data.split=by_label", "data.split=dirichlet"),
             *(f"data.{key}" for key in "name path classes size flip workers labels".split()),
         )
     ),
@@ -402,7 +403,17 @@ NEEDS = (
         Needs(f"data.{key}", lambda c, _: c.num_sites > 1, "sites=2 or more")
         for key in ("labels", "split=by_label", "split=dirichlet")
     ),
-    Needs("site.partition", lambda c, _: c.site.processes > 1, "site.processes=2"),
+    *(
+        Needs(
+            f"site.{key}", lambda c, _: c.workload != COMMAND, "a recipe: torchrun starts a script"
+        )
+        for key in ("processes", "partition")
+    ),
+    Needs(
+        "site.partition",
+        lambda c, _: c.workload == COMMAND or c.site.processes > 1,
+        "site.processes=2",
+    ),
     Needs(
         "inner.*.state=average",
         lambda c, n: c.inner[n].name != "own",

@@ -7,29 +7,22 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedwan.app import load_workload
-from fedwan.config import COMMAND, Config
+from fedwan.app import load_workload, told
+from fedwan.config import COMMAND, Config, site_names
 from fedwan.config_tree import value_at
-from fedwan.data import check_files
+from fedwan.data import check_files, dataset_of
 from fedwan.errors import ConfigError
 from fedwan.flower.processes import listen
 from fedwan.metrics.network import find_network
 from fedwan.uses import Faults
+from fedwan.weights import shapes_of
 
 
 def preflight(config: Config) -> None:
     """Check what a resolved run needs of this machine, where its sites are as well; in seconds."""
     faults = Faults()
-    for check in (_out, _device, _ports):
+    for check in (_out, _device, _ports, _files, _data):
         faults.add(check(config))
-    if config.log.wandb != "disabled" and find_spec("wandb") is None:
-        faults.add(["wandb is not installed here; pip install 'fedwan[wandb]'"])
-    with faults.caught():
-        if config.eval.features:
-            find_network(config.eval.features)
-    page = None if config.workload == COMMAND else load_workload(config.workload)
-    if page is not None and not hasattr(page, "dataset"):
-        faults.add(check_files(config, captions=getattr(page, "CAPTIONS", False)))
     faults.tell()
 
 
@@ -62,3 +55,28 @@ def _ports(config: Config) -> Iterator[str]:
             listen(value_at(config, key), key).close()
         except ConfigError as error:
             yield str(error)
+
+
+def _files(config: Config) -> list[str]:
+    faults = Faults()
+    if config.log.wandb != "disabled" and find_spec("wandb") is None:
+        faults.add(["wandb is not installed here; pip install 'fedwan[wandb]'"])
+    with faults.caught():
+        if config.eval.features:
+            find_network(config.eval.features)
+    for network, path in config.init.items():
+        with faults.caught():
+            shapes_of(f"init.{network} = {path!r}", Path(path))
+    return faults.lines
+
+
+def _data(config: Config) -> list[str]:
+    if config.workload == COMMAND:
+        return []
+    page, faults = load_workload(config.workload), Faults()
+    if not hasattr(page, "dataset"):
+        return check_files(config, captions=getattr(page, "CAPTIONS", False))
+    # Of one site: who knows how long the user's own function takes.
+    with faults.caught(), told(f"dataset() of workload {config.workload!r} failed"):
+        dataset_of(page, config, site_names(config)[0])
+    return faults.lines

@@ -193,7 +193,7 @@ def _off_schedule(config: Config) -> Iterator[str]:
                 f"network.{network}.h={special.h} does not divide h={config.h}, so that it would "
                 f"not have travelled when the others do; set network.{network}.h={fitting}"
             )
-    if config.network and set(_times(config)) == set(config.inner):
+    if config.inner and set(_times(config)) == set(config.inner):
         yield (
             f"every network has an h of its own below h={config.h}, which then has no effect; "
             "set h to the largest of them"

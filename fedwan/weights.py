@@ -151,7 +151,7 @@ def check_initial(networks: Mapping[str, nn.Module], config: Config) -> None:
                 f"{key}: networks are {', '.join(networks)}{nearest(network, networks)}"
             )
         module, key = networks[network], f"{key} = {path!r}"
-        missing = _absent(module, _shapes(key, Path(path)), key)
+        missing = _absent(module, shapes_of(key, Path(path)), key)
         patterns = config.excluded.get(network, ())
         frozen = {name for name, value in module.named_parameters() if not value.requires_grad}
         spectral = {n for n, v in module.named_buffers() if role_of_buffer(n, v) is Role.SPECTRAL}
@@ -162,7 +162,8 @@ def check_initial(networks: Mapping[str, nn.Module], config: Config) -> None:
                 )
 
 
-def _shapes(key: str, path: Path) -> dict[str, Shape]:
+def shapes_of(key: str, path: Path) -> dict[str, Shape]:
+    """Of a safetensors file's tensors; a `ConfigError` that begins with `key` if it is none."""
     if not path.is_file():
         raise ConfigError(f"{key} is no file on this machine; give the path of a safetensors file")
     try:

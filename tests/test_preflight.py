@@ -12,6 +12,8 @@ from fedwan.app import load_run
 from fedwan.errors import ConfigError
 from fedwan.preflight import preflight
 
+ROOT = Path(__file__).resolve().parents[1]
+
 
 def faults(*words: str) -> list[str]:
     with pytest.raises(ConfigError) as raised:
@@ -31,6 +33,23 @@ def test_all_faults_are_found_at_once(tmp_path: Path) -> None:
         out, port = tmp_path / "file" / "run", taken.getsockname()[1]
         lines = faults(f"out={out}", f"link.listen=127.0.0.1:{port}", "data.batch=1000")
     assert [line.split(" ")[0] for line in lines] == ["out", "link.listen", "data.batch"]
+
+
+def test_weights_to_start_from_and_a_recipes_own_data_are_looked_at(
+    no_recipes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sites").mkdir()
+    page = (ROOT / "docs" / "examples" / "moons.py").read_text()
+    page += "\n\ndef dataset(config, site):\n    return [torch.zeros(2)] * 3\n"
+    (tmp_path / "sites" / "moons.py").write_text(page)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    words = ("workload=moons", "data.batch=8", f"out={tmp_path / 'run'}")
+    assert ["data.batch = 8 is more than the 3 samples" in line for line in faults(*words)] == [
+        True
+    ]
+    script = ("workload=command", "sites=2", f"init.net={tmp_path / 'no'}", words[-1])
+    assert ["is no file on this machine" in line for line in faults(*script)] == [True]
 
 
 def test_a_missing_extra_hides_no_folder_that_is_missing_too(

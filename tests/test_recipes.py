@@ -89,6 +89,12 @@ def test_what_a_strategy_does_not_follow_is_refused_with_one_that_does(
         ("workload=command site.precision=bf16-mixed", "'bf16-mixed' needs a recipe: a script has"),
         ("workload=command inner.net.clip_norm=1", "clip_norm = 1.0 has no effect: a script makes"),
         ("workload=command inner.net.state=average inner.net.name=own", "needs inner.NETWORK.name"),
+        ("workload=command stream.tau=3", "stream.tau = 3 has no effect with strategy 'diloco'"),
+        ("workload=command h=7 steps=20", "steps=20 is no multiple of h=7"),
+        ("workload=command round.merge=krum", "'krum' needs 5 contributions"),
+        ("workload=command site.processes=2", "processes = 2 needs a recipe: torchrun"),
+        ("workload=command site.partition=weights", "'weights' needs a recipe: torchrun"),
+        ("workload=command data.split=dirichlet:0.3", "'dirichlet:0.3' needs a recipe"),
         ("round.merge=krum", "where a round may close with 4; set sites=5, or round.merge=mean"),
         ("round.merge=median sites=5 round.quorum=2", "close with 2; set round.quorum=3"),
         (

@@ -31,6 +31,7 @@ from fedwan.flower.processes import stop_on_sigterm
 from fedwan.output.board import read_run
 from fedwan.output.live import watch
 from fedwan.output.summary import read_summary, render_summary
+from fedwan.uses import Faults
 
 RunServices = Callable[..., None]
 """Runs a `Config` until its end, or until the event `stop` is set; raises how it failed."""
@@ -197,14 +198,18 @@ def run_here(
         raise ConfigError(
             f"the run in {config.out!r} has its sites elsewhere; go on with it: {resuming(out)}"
         )
+    faults = Faults()
     if not resume:
         from fedwan.preflight import preflight
 
-        preflight(config)
+        with faults.caught():
+            preflight(config)
     if command:
         from fedwan.flower.site_file import SiteFile, find_command
 
-        find_command(config, SiteFile(command=shlex.join(command), folder=str(Path.cwd())))
+        with faults.caught():
+            find_command(config, SiteFile(command=shlex.join(command), folder=str(Path.cwd())))
+    faults.tell()
 
     from fedwan.flower.coordinator import run_local
 
