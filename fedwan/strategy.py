@@ -136,6 +136,11 @@ class Strategy(NamedTuple):
             return fragment
         return replace(fragment, layout=self.share(fragment.layout, site))
 
+    @property
+    def is_mirrored(self) -> bool:
+        """Whether every site's optimisers take the same steps, on the sites' mean gradient."""
+        return self.contributes == "gradient" and self.clock == "versions"
+
     def is_exact(self, num_fragments: int) -> bool:
         """Whether another process of a site can make its contribution again, bit for bit."""
         is_alone = num_fragments == 1 and not self.overlap.tau

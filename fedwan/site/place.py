@@ -54,8 +54,7 @@ class Place:
         count = len(self.fragments)
         self.has_gradients = strategy.contributes == "gradient"
         self.keeps_pace = strategy.clock == "samples"
-        self.is_mirrored = self.has_gradients and not self.keeps_pace
-        """Whether every site's optimisers take the same steps, on the sites' mean gradient."""
+        self.is_mirrored = strategy.is_mirrored
         assert count == 1 or not self.keeps_pace, "at a pace of their own sites send all at once"
         self.is_exact = strategy.is_exact(count)
         """Whether a contribution can be sent again, bit for bit, by a successor of this process."""

@@ -5,7 +5,8 @@ them, or under FSDP2 and tensor parallel its part. A tensor is whole only while 
 time. Methods that read or write whole tensors are collective (`fedwan.site.group`); whole weights
 that they are given are at rank 0 alone.
 
-Memory: one fp32 copy of this process's pieces, the global weights.
+Memory: one fp32 copy of this process's pieces, the global weights; none where every site's own
+steps make these, and the networks are in fp32.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Replica:
     """A site's copy of the networks, which hold the initial weights.
 
     `inner` says by network what becomes of its moments when an update lands, `exclude` which of its
-    tensors stay at this site; a network that no optimiser steps is frozen.
+    tensors stay at this site; a network that no optimiser steps is frozen. `is_mirrored`: whether
+    the local weights are the global ones after every step.
     """
 
     def __init__(
@@ -59,6 +61,8 @@ class Replica:
         inner: Mapping[str, InnerConfig] | None = None,
         exclude: Mapping[str, Sequence[str]] | None = None,
         group: Group | None = None,
+        *,
+        is_mirrored: bool = False,
     ) -> None:
         self.group = group or Group()
         _check(networks)
@@ -88,7 +92,10 @@ class Replica:
         self.layout: Layout = dict(sorted((layout | moment_layout(layout, self._config)).items()))
         self.group.agree("networks", hashlib.sha256(layout_to_json(layout).encode()).hexdigest())
         self._share_moments()
-        self.base: State = {n: self._widen(n, t).clone() for n, t in self.live.items()}
+        is_same = is_mirrored and all(self._widen(n, t) is t for n, t in self.live.items())
+        self.base: State = (
+            self.live if is_same else {n: self._widen(n, t).clone() for n, t in self.live.items()}
+        )
         self.initial_sha256 = self._hash(self.base)
         self.frozen_sha256 = self._hash(state_of(frozen) | self._fixed)
         others = {n: t.detach() for n, t in _named(frozen) if isinstance(t, nn.Parameter)}

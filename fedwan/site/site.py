@@ -101,7 +101,8 @@ class Site:
         self._script = script
         self._group = group
         self.replica = replica = Replica(
-            script.networks, script.optimizers, config.inner, config.excluded, group
+            *(script.networks, script.optimizers, config.inner, config.excluded, group),
+            is_mirrored=strategy.is_mirrored,
         )
         group.agree("initial weights", replica.initial_sha256)
         self._order = StepOrder(script, config, replica.inner, strategy)
