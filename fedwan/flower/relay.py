@@ -22,7 +22,6 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
@@ -132,11 +131,14 @@ class Relay(ABC):
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        async with AsyncExitStack() as clients:
-            self._client = await clients.enter_async_context(self._new_client())
-            renewing = asyncio.create_task(self._renew(clients))
+        self._clients = [self._new_client()]
+        renewing = asyncio.create_task(self._renew())
+        try:
             await self._server.serve(sockets=[self._bound])
+        finally:
             renewing.cancel()
+            for client in self._clients:
+                await client.aclose()
         # Uvicorn closes the connections it has when it stops, not one whose handshake ends later.
         await asyncio.sleep(_LATE_S)
         for late in self._server.server_state.connections:
@@ -152,8 +154,11 @@ class Relay(ABC):
             limits=httpx.Limits(max_connections=100, keepalive_expiry=60.0),
         )
 
-    async def _renew(self, clients: AsyncExitStack) -> None:
-        """Follow the identity's folder; connections that stand showed the certificate before."""
+    async def _renew(self) -> None:
+        """Follow the identity's folder; connections that stand showed the certificate before.
+
+        Calls under way end on the client that they began on, which stays until the next time.
+        """
         shown = self._renewable.identity
         while True:
             await asyncio.sleep(_RENEW_S)
@@ -161,7 +166,10 @@ class Relay(ABC):
                 self._renewable.renew()
                 if (found := self._renewable.identity) is not shown:
                     found.load_into(self._tls)
-                    self._client = await clients.enter_async_context(self._new_client())
+                    *olds, last = self._clients
+                    self._clients = [last, self._new_client()]
+                    for old in olds:
+                        await old.aclose()
                     shown = found
             except Exception:  # whatever it is, the next look may do
                 _log.exception("the renewed identity could not be put to use")
@@ -204,7 +212,9 @@ class Relay(ABC):
         deadline = time.monotonic() + self._patience_s
         while True:
             try:
-                answer = await self._client.post(self._target + path, content=body, headers=headers)
+                answer = await self._clients[-1].post(
+                    self._target + path, content=body, headers=headers
+                )
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 self._trouble(path, error)
             except httpx.TransportError as error:

@@ -115,7 +115,7 @@ class GrpcLink:
     def _renew(self) -> bool:
         """Whether the identity was renewed, so that calls go over new channels from now on.
 
-        Those under way end on the channels that they began on, which stay open until `close`.
+        Those under way end on the channels that they began on, which stay open until the next time.
         """
         if not self._renewable.renew():
             return False
@@ -123,6 +123,8 @@ class GrpcLink:
         for stub in self._stubs:
             self._channels.append(dial(self._address, identity))
             stub.connect(self._channels[-1], identity)
+        while len(self._channels) > 2 * len(self._stubs):
+            self._channels.pop(0).close()
         return True
 
     def join(self, hello: wire.Hello) -> wire.Welcome:

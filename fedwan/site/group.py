@@ -27,7 +27,7 @@ from fedwan.link.buffer import Buffer
 T = TypeVar("T")
 
 TIMEOUT = datetime.timedelta(minutes=10)
-"""Of every collective: the others wait for rank 0 in steps of seconds."""
+"""Of every collective, beside the patience with which rank 0 tries to reach the coordinator."""
 WAKE_S = 2.0
 
 
@@ -134,8 +134,11 @@ def _fulfil(found: Future[T], call: Callable[[], T]) -> None:
         found.set_exception(error)
 
 
-def open_group() -> Group:
-    """The group of the processes that torchrun started; of this one alone if it did not."""
+def open_group(patience_s: float = 0.0) -> Group:
+    """The group of the processes that torchrun started; of this one alone if it did not.
+
+    In a call that rank 0 `lead`s, it may try for `patience_s` to reach the coordinator.
+    """
     dist = torch.distributed
     if not dist.is_available() or not dist.is_initialized():
         if int(num := os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -146,7 +149,9 @@ def open_group() -> Group:
         return Group()
     if dist.get_world_size() == 1:
         return Group()
-    handle = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    handle = dist.new_group(
+        backend="gloo", timeout=TIMEOUT + datetime.timedelta(seconds=patience_s)
+    )
     return Group(dist.get_rank(), dist.get_world_size(), handle)
 
 

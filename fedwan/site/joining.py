@@ -112,7 +112,8 @@ def join(
         script = Script(modules, optimizers, trained, state or {}, steps, evaluate, sample)
         if (member := given_membership()) is None:
             return Alone(script)
-        group, config = open_group(), member.config
+        config = member.config
+        group = open_group(config.round.patience_s)
         load_initial(modules, config)
         if config.num_sites > 1:
             seed_all(derive_seed(torch.initial_seed(), config.seed, member.name))

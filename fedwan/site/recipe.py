@@ -153,7 +153,7 @@ def main() -> None:
     assert member is not None
     if member.device.type == "cuda":
         torch.cuda.set_device(member.device)
-    take_part(member, open_group())
+    take_part(member, open_group(member.config.round.patience_s))
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

@@ -84,6 +84,7 @@ def test_a_site_and_its_coordinator_renew_twice_and_no_round_is_lost(
         time.sleep((expires - now()).total_seconds() + 0.6)
         assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
         assert link.signals.empty()
+        assert len(link._channels) == 2 * len(link._stubs)
 
 
 @pytest.mark.slow
