@@ -110,9 +110,10 @@ def _load(key: str, name: str, folder: str) -> ModuleType:
         module = _import_installed(what, name)
     else:
         names = _names(folder)
-        raise ConfigError(
-            f"{what} is none of {', '.join(names)} in {folder}/{nearest(name, names)}"
+        mend = nearest(name, names) or (
+            f"; a page of your own is {folder}/NAME.py in the folder that a service starts in"
         )
+        raise ConfigError(f"{what} is none of {', '.join(names)} in {folder}/{mend}")
     if not hasattr(module, "build"):
         raise ConfigError(f"{what}: {module.__file__} defines no 'build'; see {_DOCS[folder]}")
     return module
