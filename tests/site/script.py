@@ -24,6 +24,8 @@ def main(way: str = "", blocks: str = "") -> None:
         calls[0] += 1
         if calls[0] == 6 and way == "rank_0_dies" and rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
+        if calls[0] == 2 and way == "rank_1_fails" and rank == 1:
+            raise ValueError("its own fault")
         if calls[0] == 2 and way in ("s1", "s2"):
             if way == "s2":
                 Path(blocks).touch()

@@ -179,7 +179,7 @@ def test_a_checkpoint_of_two_processes_is_refused_by_another_number(
 # torchrun -----------------------------------------------------------------------------------------
 
 
-def test_a_rank_that_is_killed_ends_the_others_and_the_next_start_ends_on_the_same_bits(
+def test_a_rank_that_is_killed_or_fails_ends_the_others_and_the_next_start_ends_on_the_same_bits(
     pair: Processes, identities: Path, tmp_path: Path
 ) -> None:
     """By torchrun, as a site's service starts them, and over a data plane under mutual TLS."""
@@ -190,6 +190,9 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_next_start_ends_on_the_sa
     with served.serving():
         assert served.start(*torchrun, "rank_0_dies").wait(120) != 0
         assert read_outcome(served.assignment)[0] is None, "the other one knows no more than gloo"
+        assert served.start(*torchrun, "rank_1_fails").wait(120) != 0
+        told = read_outcome(served.assignment)[0]
+        assert told is not None and (told.error, told.text[:13]) == ("ValueError", "its own fault")
         assert served.start(*torchrun).wait(120) == 0, served.stderr.read_text()
     outcome, has_joined = read_outcome(served.assignment)
     assert has_joined and outcome is not None and not outcome.error
@@ -278,14 +281,16 @@ class Watch(TorchDispatchMode):
         return out
 
 
-def held(way: str) -> tuple[int, int]:
-    """Bytes of one process's global weights, and the most that a round takes beside what stays.
+def held(way: str) -> tuple[int, int, int]:
+    """Bytes of one process: global weights; weights, gradients and moments; the most that passes.
 
-    Of three rounds the least: gloo's threads let go of what FSDP2 gathered when they come to it.
+    The last is what a round takes beside what stays, of three rounds the least: gloo's threads let
+    go of what FSDP2 gathered when they come to it.
     """
     net = cut(network(depth=DEPTH, width=WIDE), way)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, foreach=False)
     watches: list[Watch] = []
+    trained = 0
     with fedwan.join(networks={"net": net}, optimizers={"net": optimizer}) as site:
         assert isinstance(site, Site)
         base = list(site.replica.base.values())
@@ -293,15 +298,17 @@ def held(way: str) -> tuple[int, int]:
             if step % 4 == 0 and watches:
                 watches[-1].__exit__(None, None, None)
             if step % 4 == 0 and step >= 4:  # after a round, with all there is
-                known = [*base, *net.parameters(), *tree_leaves(dict(optimizer.state))]
-                known += [p.grad for p in net.parameters()]
-                watches.append(Watch(t for t in known if isinstance(t, Tensor)))
+                own = [*net.parameters(), *tree_leaves(dict(optimizer.state))]
+                own += [p.grad for p in net.parameters()]
+                own = [t for t in own if isinstance(t, Tensor) and t.dim()]
+                trained = num_bytes(own)
+                watches.append(Watch([*base, *own]))
                 watches[-1].__enter__()
             net(torch.ones(2, WIDTH)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
     watches[-1].__exit__(None, None, None)
-    return num_bytes(base), min(watch.most for watch in watches)
+    return num_bytes(base), trained, min(watch.most for watch in watches)
 
 
 @pytest.mark.parametrize("way", ["fsdp", "gradients"])
@@ -316,8 +323,8 @@ def test_a_process_holds_its_half_of_everything_and_no_more_than_a_fragment_pass
     ran: list[Ran] = pair.run(at_site, config, tmp_path, partial(held, way))
     # Of layers, FSDP2 gathers one while it computes another; `gradients` leaves them gathered.
     most = fragment + (2 * layer if way == "fsdp" else whole)
-    for base, passing in (one.ended for one in ran):
-        assert base <= whole / 2 and passing <= most
+    for base, trained, passing in (one.ended for one in ran):
+        assert base <= whole / 2 and trained <= 4 * whole / 2 and passing <= most
 
 
 # What lies or lasts otherwise than in most scripts ----------------------------------------------
