@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -28,7 +29,7 @@ from fedwan.coordinator.run import CoordinatedRun
 from fedwan.errors import CheckpointError, ConfigError, FedwanError, SiteEjected, UserError
 from fedwan.fragments import strided
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.base import Link
+from fedwan.link.base import Delivery, Link
 from fedwan.site.site import Membership
 from fedwan.state import (
     Layout,
@@ -41,6 +42,7 @@ from fedwan.state import (
     read_tensors_meta,
 )
 from fedwan.strategy import Strategy
+from fedwan.workloads.optim import is_moment
 from strategies import diloco, local_sgd, sync
 from tests.support import (
     ADAM,
@@ -48,6 +50,7 @@ from tests.support import (
     RewritingLink,
     Stopped,
     TinyWorkload,
+    WrappedLink,
     build_strategy,
     killed_after,
     random_state,
@@ -269,6 +272,27 @@ def test_the_average_depends_on_samples_not_on_rounds_and_on_a_fragment_s_tensor
         update_ema(ema, present, layout, samples=1200 // parts, half_life=400.0)
     assert (int(ema["g/n"]), float(ema["g/var"])) == (9, 3.0)
     torch.testing.assert_close(ema["g/w"], torch.full((2,), 0.125))
+
+
+def test_moments_that_are_merged_are_neither_averaged_nor_saved_and_sent_as_averages(
+    tmp_path: Path,
+) -> None:
+    sizes: list[int] = []
+
+    class Counting(WrappedLink):
+        def download(self, request: wire.DownloadRequest) -> Delivery:
+            delivery: Delivery = self._inner.download(request)
+            if request.kind == Kinds.EMA and delivery.payload is not None:
+                sizes.append(delivery.payload.num_bytes)
+            return delivery
+
+    config = tiny_config(inner={"velocity": replace(ADAM, state="average")})
+    ran = run_tiny(tmp_path, config, wrap=lambda _, link: Counting(link))  # type: ignore[arg-type,return-value]
+    layout = {n: s for n, s in ran.result.model.layout.items() if not is_moment(n)}
+    assert ran.result.totals.quality["fd"] > 0 and layout != ran.result.model.layout
+    assert {*sizes} == {fp32().payload_bytes(layout)}
+    averages, _ = read_tensors(tmp_path / "checkpoint" / CHECKPOINT, "ema:")
+    assert averages.keys() == {f"ema:{name}" for name in layout}
 
 
 def test_a_run_goes_back_to_a_checkpoint_that_is_kept(tmp_path: Path) -> None:
