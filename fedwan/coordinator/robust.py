@@ -39,7 +39,7 @@ from torch import Tensor
 from fedwan.codecs import Coded
 from fedwan.codecs.base import span_values, spans
 from fedwan.doctor.sampling import Sample, Sampler
-from fedwan.state import Layout, Role, State, network_of
+from fedwan.state import Layout, Role, State, means_of_variances, network_of
 
 Rule = Literal["trimmed_mean", "median", "centered_clip", "krum", "closest"]
 
@@ -51,6 +51,7 @@ class RobustMerger:
 
     def __init__(self, layout: Layout, rule: Rule, bad: int) -> None:
         self._layout = layout
+        self._mean_of = means_of_variances(layout)
         self._rule = rule
         self._bad = bad
         self.sampler = Sampler(layout)
@@ -93,11 +94,12 @@ class RobustMerger:
             if role is Role.COUNTER:
                 yield name, vouched(torch.stack(values), bad), coded
                 continue
-            if role is Role.VARIANCE and (mean := name.removesuffix("var") + "mean") in means:
-                values = [v + d for v, d in zip(values, means.pop(mean), strict=True)]
+            if name in self._mean_of:
+                apart = means.pop(self._mean_of[name])
+                values = [v + d for v, d in zip(values, apart, strict=True)]
             merged = torch.empty(self._layout[name].shape, dtype=torch.float32)
             middle_of(values, cut, merged)
-            if role is Role.MEAN and name.removesuffix("mean") + "var" in self._layout:
+            if name in self._mean_of.values():
                 means[name] = (torch.stack(values).float() - merged).square()
             yield name, merged, coded
 
