@@ -22,7 +22,7 @@ import xxhash
 
 from fedwan.codecs import Coded, Payload, fp32, plain
 from fedwan.config import Config
-from fedwan.errors import CheckpointError, ConfigError, UserError
+from fedwan.errors import CheckpointError, ConfigError, PayloadError, UserError
 from fedwan.fragments import Fragment, rounds_done
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.gate import LARGEST_COUNTER
@@ -162,13 +162,7 @@ class GlobalModel:
         )
         deltas.clear()
         payload, residual = self._down.encode(proposal, self._residual, fragment.layout)
-        # What the sites decode, which for a lossy codec is not what was proposed.
-        update = (
-            plain(proposal)
-            if self._down.is_exact
-            else dict(self._down.read_each(payload, fragment.layout))
-        )
-        self._check(update)
+        update = self._decoded(payload, proposal, fragment.layout)
         with self._lock:
             self._residual |= residual
             self._server_step.commit(update)
@@ -186,6 +180,21 @@ class GlobalModel:
         self.is_whole = True
         return payload
 
+    def _decoded(self, payload: Payload, proposal: State, layout: Layout) -> dict[str, Coded]:
+        """What the sites decode, which for a lossy codec is not what was proposed.
+
+        A `UserError` if it is not finite.
+        """
+        try:
+            update = plain(proposal)
+            if not self._down.is_exact:
+                update = dict(self._down.read_each(payload, layout))
+        except PayloadError as error:  # values that are not finite have no scale
+            self._check(update)
+            raise UserError(str(error)) from None  # nor have those that are too large
+        self._check(update)
+        return update
+
     def _check(self, update: Mapping[str, Coded]) -> None:
         """One pass over what is about to move the weights."""
         for name, coded in update.items():
@@ -195,7 +204,8 @@ class GlobalModel:
             if not bool(coded.tensor().isfinite().all()):  # else they are too large to square
                 raise UserError(
                     f"the update of {name!r} holds values that are not finite; the weights before "
-                    "it are kept: lower the learning rates, and continue with --resume"
+                    "it are kept: lower the learning rates, or mend the outer Transform if it is "
+                    "your own, and continue with --resume"
                 )
 
     @property

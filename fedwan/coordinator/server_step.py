@@ -108,11 +108,10 @@ class _Outer(ServerStep):
                 f"the outer step of {network} failed at {name!r}: {error!r}{place_of(error)}; its "
                 "update gets (Δ, state) and returns (update, state), by the same names"
             ) from None
-        if moved.shape != delta.shape or not math.isfinite(float(moved.sum())):
+        if moved.shape != delta.shape:
             raise UserError(
-                f"the outer step of {network} made an update of {name!r} that is not finite, or of "
-                f"shape {tuple(moved.shape)} and not {tuple(delta.shape)}; mend its Transform, or "
-                f"lower outer.{network}.lr"
+                f"the outer step of {network} made an update of {name!r} of shape "
+                f"{tuple(moved.shape)} and not {tuple(delta.shape)}; mend its Transform"
             )
         whole.update(new)
         return moved

@@ -26,10 +26,12 @@ from fedwan.coordinator.model import (
     update_ema,
 )
 from fedwan.coordinator.run import CoordinatedRun
+from fedwan.coordinator.server_step import step_outer
 from fedwan.errors import CheckpointError, ConfigError, FedwanError, SiteEjected, UserError
 from fedwan.fragments import strided
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Link
+from fedwan.outer import Transform
 from fedwan.site.site import Membership
 from fedwan.state import (
     Layout,
@@ -122,9 +124,20 @@ def test_parameters_are_kept_in_fp32_whatever_the_sites_have() -> None:
     assert 0 < float(1 - model.state["generator/w"][0]) < 1e-2  # bf16 would have lost it
 
 
-@pytest.mark.parametrize("name", ["generator/running_var", "generator/w"])
-def test_an_update_that_is_not_finite_is_told_by_tensor_and_moves_nothing(name: str) -> None:
-    model = make_model(strategy_of("sync"))
+BROKEN = Transform(lambda _: {}, lambda delta, state: ({n: d / 0 for n, d in delta.items()}, state))
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "down"),
+    [
+        ("generator/running_var", "sync", "fp32"),
+        *(("generator/w", name, down) for name in ("sync", "diloco") for down in ("fp32", "int4")),
+    ],
+)
+def test_an_update_that_is_not_finite_is_told_by_tensor_and_moves_nothing(
+    name: str, recipe: str, down: str
+) -> None:
+    model = make_model(strategy_of(recipe, down))
     advance(model, range(1, 3))
     before, average = clone(model.state), clone(model.ema)
     merged = positive_state(3)
@@ -133,6 +146,14 @@ def test_an_update_that_is_not_finite_is_told_by_tensor_and_moves_nothing(name: 
         model.commit(model.fragments[0], merged, samples=30)
     assert same_bits(model.state, before) and same_bits(model.ema, average)
     assert model.versions == [2] and not model.is_whole
+
+
+@pytest.mark.parametrize("down", ["fp32", "int4"])
+def test_a_transform_whose_updates_are_not_finite_is_to_be_mended(down: str) -> None:
+    strategy = strategy_of("diloco", down)._replace(server_step=step_outer(BROKEN))
+    model = make_model(strategy)
+    with pytest.raises(UserError, match="the update of 'disc.*/w' .* mend the outer Transform"):
+        model.commit(model.fragments[0], positive_state(1), samples=30)
 
 
 def test_a_run_whose_step_leaves_no_numbers_ends_with_the_checkpoint_before_it(
