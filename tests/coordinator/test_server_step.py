@@ -143,7 +143,9 @@ def test_a_parameter_server_broadcasts_the_step_that_the_optimiser_takes() -> No
         for optimizer in optimizers:
             optimizer.step()
         before = clone(model)
-        update = step.propose(clone(gradient))
+        merged = clone(gradient)
+        update = step.propose(merged)
+        assert not merged, "gradients are held once"
         assert same_bits(model, before), "nothing moves before the update is decoded"
         step.commit(plain(update))
     for name in parameters:
