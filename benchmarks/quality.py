@@ -106,6 +106,8 @@ CASES = (
     Case("gan", "digits", "iid", "diloco", 50, 4, FULL),
     Case("flow", "digits", "iid", "diloco", 20, 8, MOMENTS, sync=FLOW_SYNC),
     Case("gan", "digits", "iid", "diloco", 20, 8),
+    # SNOO (2510.15830): an outer step over synchronous training, one site of the joint batch.
+    Case("flow", "digits", "iid", "diloco", 50, 1, both=("data.batch=256",), sync=FLOW_SYNC),
     Case("flow", "digits", "by_label", "diloco", 50, sync=FLOW_SYNC),
     Case("flow", "digits", "by_label", "experts", 50, sync=FLOW_SYNC),
     Case(

@@ -110,6 +110,21 @@ def role_of_buffer(name: str, value: Tensor) -> Role:
     return Role.VARIANCE if leaf == "running_var" else Role.MEAN
 
 
+def means_of_variances(layout: Layout) -> dict[str, str]:
+    """By the name of each running variance that has one beside it, that of its running mean.
+
+    >>> mean, variance = (TensorSpec((2,), torch.float32, r) for r in (Role.MEAN, Role.VARIANCE))
+    >>> means_of_variances({"g/running_mean": mean, "g/running_var": variance, "g/sq": variance})
+    {'g/running_var': 'g/running_mean'}
+    """
+    found: dict[str, str] = {}
+    for name, spec in layout.items():
+        mean = name.removesuffix("running_var") + "running_mean"
+        if spec.role is Role.VARIANCE and mean in layout and layout[mean].role is Role.MEAN:
+            found[name] = mean
+    return found
+
+
 def _travelling(
     networks: Mapping[str, nn.Module], home: Mapping[str, Role]
 ) -> dict[str, tuple[Tensor, Role]]:

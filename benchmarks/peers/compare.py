@@ -5,7 +5,8 @@
 PyTorch DDP over gloo, torchft's DiLoCo over gloo, Flower's FedAvg through its messages, and fedwan,
 each on an emulated wide area and, between the same namespaces, on bare links. `--loss` is in
 percent on this command line. Needs root (network namespaces) and the peers' environment.
-`--quick`: one seed, fewer steps.
+`--quick`: one seed, fewer steps. `--systems sync-int4`: fedwan's synchronous training, int4 both
+ways, whose steps are all run on the wide area.
 
 `steps` and `wall_s` are those that ran, `fd` is at the end of the curve, bytes are those of all
 sites, as the link counts them. `fd_from` says where `fd` comes from: of DDP
@@ -45,6 +46,7 @@ class Variant:
 
 
 STREAMING = ("strategy=streaming_diloco",)
+SYNC = "strategy=sync"
 INT4 = ("codec.up=int4", "codec.down=int4")
 TORCHFT = {"digits_flow": {"bucketize": True}, "timed": {"bucketize": False, "flows": 4}}
 VARIANTS = {
@@ -54,6 +56,7 @@ VARIANTS = {
     ),
     "torchft": Variant("torchft", options=TORCHFT, rounds={"timed": 7}),
     "flower": Variant("flower", rounds={"digits_flow": 12, "timed": 5}),
+    "sync-int4": Variant("fedwan", words=(SYNC, *INT4)),
     "fedwan-diloco": Variant("fedwan", words=("strategy=diloco",)),
     "fedwan-fp32": Variant("fedwan", words=STREAMING),
     "fedwan": Variant("fedwan", words=(*STREAMING, *INT4)),
@@ -75,8 +78,8 @@ def spec_of(name: str, args: argparse.Namespace, seed: int, is_bounded: bool) ->
     """The run of a variant with one seed."""
     variant = VARIANTS[name]
     is_timed = args.workload == "timed"
-    h = 1 if variant.system == "ddp" else H[args.workload]
     words = variant.words
+    h = 1 if variant.system == "ddp" or SYNC in words else H[args.workload]
     if STREAMING[0] in words:
         words += (f"stream.tau={4 * h // 5}", *(["stream.fragments=10"] if is_timed else []))
     if variant.system == "fedwan":

@@ -202,7 +202,7 @@ def inspect(payload: Source, layout: Layout, codec: Codec) -> Measures:
             )
         if spec.role is Role.PARAMETER:
             squares[network] += square
-        elif spec.role is Role.VARIANCE and bool((coded.tensor() < 0).any()):
+        elif spec.role is Role.VARIANCE and spec.num_values and float(coded.tensor().min()) < 0:
             raise PayloadError(f"variance {name!r} is below zero; refused")
         elif not is_moment(name):
             buffers[f"{network}'s norm of running {spec.role}s"] += square

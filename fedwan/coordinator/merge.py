@@ -18,8 +18,8 @@ A tensor that some sites do not contribute is merged from those that do, with W 
 Late contributions are scaled: their parameters' deltas by s_i, while their weight w_i stays in W.
 
 Memory: one accumulator of the fragment's size, however many sites there are, and copies of the
-running means and variances of the contribution at hand, which are small. Its parameters are added
-from their coded form, so that no decoded copy of them exists.
+running means and variances of the contribution at hand that go in pairs, which are small. All else
+is added as it is read, parameters from their coded form: no decoded copy of these exists.
 """
 
 from __future__ import annotations
@@ -30,13 +30,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fedwan.codecs import Coded
+from fedwan.codecs import Coded, Plain
 from fedwan.doctor.sampling import Sample, Sampler
-from fedwan.state import Layout, Role, State
-
-
-def _mean_of_variance(name: str) -> str:
-    return name.removesuffix("running_var") + "running_mean"
+from fedwan.state import Layout, Role, State, means_of_variances
 
 
 class Merger:
@@ -44,6 +40,8 @@ class Merger:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
+        self._mean_of = means_of_variances(layout)
+        self._in_pairs = {*self._mean_of, *self._mean_of.values()}
         self.sampler = Sampler(layout)
         self._sums: State = {}
         self._units: dict[str, float] = {}
@@ -65,24 +63,23 @@ class Merger:
     ) -> Sample:
         """Add one checked contribution; a sample of its deltas, not scaled."""
         assert weight > 0, f"weight {weight} of a contribution"
-        means: State = {}
-        variances: State = {}
+        held: State = {}
         sample: Sample = {}
         for name, coded in self.sampler.tap(tensors, sample):
             role = self._layout[name].role
             if role is Role.COUNTER:
                 value = coded.tensor()
-                self._sums[name] = torch.maximum(self._sums.get(name, value), value).clone()
-            elif role is Role.VARIANCE:
-                variances[name] = coded.tensor().to(torch.float32, copy=True)
-            elif role is Role.MEAN:
-                means[name] = coded.tensor().to(torch.float32, copy=True)
-            else:
+                self._sums[name] = torch.maximum(self._sums.get(name, value), value)
+            elif role is Role.PARAMETER:
                 self._add(name, coded, weight, scale)
+            elif name in self._in_pairs:
+                held[name] = coded.tensor().to(torch.float32, copy=True)
+            else:
+                self._accumulate(name, coded.tensor(), weight)
         # Variances before means: they need the mean of those that came before.
-        for name, value in variances.items():
-            self._pool(name, value, means.get(_mean_of_variance(name)), weight)
-        for name, value in means.items():
+        for name in self._mean_of.keys() & held.keys():
+            self._pool(name, held.pop(name), held.get(self._mean_of[name]), weight)
+        for name, value in held.items():
             self._accumulate(name, value, weight)
         return sample
 
@@ -90,8 +87,8 @@ class Merger:
         """A weight in the units of this tensor."""
         return weight / self._units.setdefault(name, weight)
 
-    def _add(self, name: str, coded: Coded, weight: float, scale: float) -> None:
-        """Σ w_i Δ_i, scaled."""
+    def _add(self, name: str, coded: Coded, weight: float, scale: float = 1.0) -> None:
+        """Σ w_i Δ_i, scaled, or Σ w_i m_i."""
         share = self._share(name, weight)
         if name in self._sums:
             coded.add_to(self._sums[name], share * scale)
@@ -103,18 +100,13 @@ class Merger:
         self._totals[name] += share
 
     def _accumulate(self, name: str, value: Tensor, weight: float) -> None:
-        """Σ w_i m_i; the value is taken over."""
-        share = self._share(name, weight)
-        if name in self._sums:
-            self._sums[name].add_(value, alpha=share)
-        else:
-            self._sums[name] = value
-        self._totals[name] += share
+        """The same of what is no parameter, in fp32."""
+        self._add(name, Plain(value.float()), weight)
 
     def _pool(self, name: str, value: Tensor, mean: Tensor | None, weight: float) -> None:
         """Σ w_i v_i, and w W / (w + W) times the squared distance of the means."""
         if (total := self._totals[name]) and mean is not None:
-            distance = mean - self._sums[_mean_of_variance(name)] / total
+            distance = mean - self._sums[self._mean_of[name]] / total
             between = total / (total + self._share(name, weight))
             value = torch.add(value, distance.square(), alpha=between)
         self._accumulate(name, value, weight)

@@ -1,8 +1,8 @@
 """The global model: weights, their moving average, the outer optimiser, and how far they are.
 
 Everything that a coordinator must have again after a crash, in one safetensors file.
-Memory: the weights (fp32), their average, and the outer state; while a round is committed, also the
-merged contribution and the update.
+Memory: the weights (fp32), moments that are merged, the average of the weights alone, and the outer
+state; while a round is committed, also the merged contribution and the update.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import xxhash
 
 from fedwan.codecs import Coded, Payload, fp32, plain
 from fedwan.config import Config
-from fedwan.errors import CheckpointError, ConfigError, UserError
+from fedwan.errors import CheckpointError, ConfigError, PayloadError, UserError
 from fedwan.fragments import Fragment, rounds_done
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.gate import LARGEST_COUNTER
@@ -114,7 +114,8 @@ class GlobalModel:
             name: initial[name].float() if spec.role is Role.PARAMETER else initial[name]
             for name, spec in layout.items()
         }
-        self.ema = clone(self.state)
+        self._weights = {name: spec for name, spec in layout.items() if not is_moment(name)}
+        self.ema = clone({name: self.state[name] for name in self._weights})
         self.fragments = strategy.fragments(layout)
         self.versions = [0] * len(self.fragments)
         self._contributes = strategy.contributes
@@ -161,13 +162,7 @@ class GlobalModel:
         )
         deltas.clear()
         payload, residual = self._down.encode(proposal, self._residual, fragment.layout)
-        # What the sites decode, which for a lossy codec is not what was proposed.
-        update = (
-            plain(proposal)
-            if self._down.is_exact
-            else dict(self._down.read_each(payload, fragment.layout))
-        )
-        self._check(update)
+        update = self._decoded(payload, proposal, fragment.layout)
         with self._lock:
             self._residual |= residual
             self._server_step.commit(update)
@@ -175,8 +170,8 @@ class GlobalModel:
                 self.ema = clone(self.ema)  # what is being read is left to them
             self._readers.clear()
             update_ema(
-                {name: self.ema[name] for name in update},
-                {name: self.state[name] for name in update},
+                self.ema,
+                {name: self.state[name] for name in update if name in self.ema},
                 self.layout,
                 samples,
                 self._half_life,
@@ -184,6 +179,21 @@ class GlobalModel:
             self.versions[fragment.index] += 1
         self.is_whole = True
         return payload
+
+    def _decoded(self, payload: Payload, proposal: State, layout: Layout) -> dict[str, Coded]:
+        """What the sites decode, which for a lossy codec is not what was proposed.
+
+        A `UserError` if it is not finite.
+        """
+        try:
+            update = plain(proposal)
+            if not self._down.is_exact:
+                update = dict(self._down.read_each(payload, layout))
+        except PayloadError as error:  # values that are not finite have no scale
+            self._check(update)
+            raise UserError(str(error)) from None  # nor have those that are too large
+        self._check(update)
+        return update
 
     def _check(self, update: Mapping[str, Coded]) -> None:
         """One pass over what is about to move the weights."""
@@ -194,7 +204,8 @@ class GlobalModel:
             if not bool(coded.tensor().isfinite().all()):  # else they are too large to square
                 raise UserError(
                     f"the update of {name!r} holds values that are not finite; the weights before "
-                    "it are kept: lower the learning rates, and continue with --resume"
+                    "it are kept: lower the learning rates, or mend the outer Transform if it is "
+                    "your own, and continue with --resume"
                 )
 
     @property
@@ -254,9 +265,8 @@ class GlobalModel:
 
     def num_weight_bytes(self) -> int:
         """Of one model in fp32, without moments: what synchronous training would send."""
-        layout = self._share(self.layout, 0) if self._share else self.layout
-        weights = {name: spec for name, spec in layout.items() if not is_moment(name)}
-        return Fragment(0, weights).num_bytes
+        layout = self._share(self._weights, 0) if self._share else self._weights
+        return Fragment(0, layout).num_bytes
 
     def snapshot(self, kind: wire.DownloadRequest.Kind) -> tuple[Payload, tuple[int, ...]]:
         """Weights, their average or the outer state, and the version of each fragment.
@@ -269,7 +279,7 @@ class GlobalModel:
                 content = safetensors.torch.save(self._server_step.state())
                 payload = Payload([content], xxhash.xxh3_64_intdigest(content))
             elif kind == wire.DownloadRequest.EMA:
-                payload, _ = fp32().encode(self.ema, {}, self.layout)
+                payload, _ = fp32().encode(self.ema, {}, self._weights)
                 self._readers.append(weakref.ref(payload))
             else:
                 payload, _ = fp32().encode(clone(self.state), {}, self.layout)
@@ -309,7 +319,7 @@ class GlobalModel:
             weights = select_prefix("global", tensors)
             model = cls(weights, layout, strategy, config.half_life)
             ema = select_prefix("ema", tensors)
-            model.ema = {name: ema[name] for name in layout}
+            model.ema = {name: ema[name] for name in model.ema}
             model._server_step.load_state(select_prefix("outer", tensors))
             model._residual = select_prefix("residual", tensors)
             model.versions = [int(v) for v in meta["versions"]]

@@ -39,7 +39,7 @@ from torch import Tensor
 from fedwan.codecs import Coded
 from fedwan.codecs.base import span_values, spans
 from fedwan.doctor.sampling import Sample, Sampler
-from fedwan.state import Layout, Role, State, network_of
+from fedwan.state import Layout, Role, State, means_of_variances, network_of
 
 Rule = Literal["trimmed_mean", "median", "centered_clip", "krum", "closest"]
 
@@ -51,6 +51,7 @@ class RobustMerger:
 
     def __init__(self, layout: Layout, rule: Rule, bad: int) -> None:
         self._layout = layout
+        self._mean_of = means_of_variances(layout)
         self._rule = rule
         self._bad = bad
         self.sampler = Sampler(layout)
@@ -78,28 +79,33 @@ class RobustMerger:
         self._contributions = []
         return {name: merged[name] for name in self._layout}
 
-    def _values(self, is_whole: bool = True) -> Iterator[tuple[str, Tensor, list[Coded]]]:
-        """Each tensor merged by value, and as it came; without `is_whole`, parameters are 0."""
-        num = len(self._contributions)
-        bad = trim_of(num, self._bad)
-        cut = bad if self._rule == "trimmed_mean" else (num - 1) // 2
-        means: dict[str, Tensor] = {}
+    def _values(self, is_whole: bool = True) -> Iterator[tuple[str, Tensor, list[Tensor]]]:
+        """Each tensor merged by value, and decoded; without `is_whole`, parameters are 0.
+
+        What is decoded is good until the next one is taken, so that there is n times one tensor.
+        """
+        apart: dict[str, Tensor] = {}
         for name, coded in self._side_by_side():
-            role = self._layout[name].role
-            if role is Role.PARAMETER and not is_whole:
-                yield name, torch.zeros(self._layout[name].shape, dtype=torch.float32), coded
-                continue
-            values = [each.tensor() for each in coded]
-            if role is Role.COUNTER:
-                yield name, vouched(torch.stack(values), bad), coded
-                continue
-            if role is Role.VARIANCE and (mean := name.removesuffix("var") + "mean") in means:
-                values = [v + d for v, d in zip(values, means.pop(mean), strict=True)]
-            merged = torch.empty(self._layout[name].shape, dtype=torch.float32)
-            middle_of(values, cut, merged)
-            if role is Role.MEAN and name.removesuffix("mean") + "var" in self._layout:
-                means[name] = (torch.stack(values).float() - merged).square()
-            yield name, merged, coded
+            values, spec = [each.tensor() for each in coded], self._layout[name]
+            if is_whole or spec.role is not Role.PARAMETER:
+                yield name, self._by_value(name, values, apart), values
+            else:
+                yield name, torch.zeros(spec.shape, dtype=torch.float32), values
+            values.clear()
+
+    def _by_value(self, name: str, values: Sequence[Tensor], apart: dict[str, Tensor]) -> Tensor:
+        """One tensor merged; `apart` has the squared distances of means until their variances."""
+        spec, bad = self._layout[name], trim_of(len(values), self._bad)
+        if spec.role is Role.COUNTER:
+            return vouched(torch.stack(list(values)), bad)
+        if name in self._mean_of:
+            between = apart.pop(self._mean_of[name])
+            values = [v + d for v, d in zip(values, between, strict=True)]
+        merged = torch.empty(spec.shape, dtype=torch.float32)
+        middle_of(values, bad if self._rule == "trimmed_mean" else (len(values) - 1) // 2, merged)
+        if name in self._mean_of.values():
+            apart[name] = (torch.stack(list(values)).float() - merged).square()
+        return merged
 
     def _side_by_side(self) -> Iterator[tuple[str, list[Coded]]]:
         """Each tensor of all contributions."""
@@ -111,17 +117,17 @@ class RobustMerger:
         is_clip = self._rule == "centered_clip"
         merged: State = {}
         total: defaultdict[str, Any] = defaultdict(float)
-        for name, value, coded in self._values(is_whole=is_clip):
+        for name, value, values in self._values(is_whole=is_clip):
             merged[name] = value
             if self._layout[name].role is Role.PARAMETER:
-                values = [each.tensor() for each in coded]
                 found = squares(values, value) if is_clip else products(values)
                 total[network_of(name)] += found
         shares = {network: self._shares(found) for network, found in total.items()}
         for name, coded in self._side_by_side():
             if self._layout[name].role is Role.PARAMETER:
                 share = shares[network_of(name)]
-                merged[name].mul_(1.0 - sum(share))
+                if is_clip:
+                    merged[name].mul_(1.0 - sum(share))
                 for each, part in zip(coded, share, strict=True):
                     if part:  # one that was not chosen may hold anything
                         each.add_to(merged[name], part)

@@ -25,6 +25,7 @@ from fedwan.link.base import Delivery, Link
 from fedwan.site.masker import Masker
 from fedwan.site.replica import Replica
 from fedwan.state import State
+from fedwan.workloads.optim import is_moment
 
 Asked = wire.DownloadRequest
 COPY_S = 300.0
@@ -165,11 +166,14 @@ class CoordinatorStub:
         return self._group.share(lambda: self._download(asked))
 
     def fetch_weights(self, asked: Asked) -> tuple[State | None, wire.DownloadHeader]:
-        """The present global weights, or their moving average, at rank 0; what was said of them.
+        """The present global weights, or their average without moments, at rank 0; what was said.
 
         Nothing but that where this site has what is asked for already, or can follow the updates.
         """
-        return self._whole(asked, partial(fp32().decode, layout=self._layout))
+        layout = self._layout
+        if asked.kind == Asked.EMA:
+            layout = {name: spec for name, spec in layout.items() if not is_moment(name)}
+        return self._whole(asked, partial(fp32().decode, layout=layout))
 
     def fetch_outer(self) -> tuple[State | None, list[int]]:
         """The optimiser's state that sites mirror, at rank 0, and the versions that it is of."""

@@ -15,7 +15,7 @@ import torch
 from benchmarks.harness.fleet import lay_app
 from benchmarks.harness.stopwatch import STOPWATCH, Stopwatch, Ungenerative
 from benchmarks.peers import compare
-from benchmarks.peers.part import Curve, Part, Spec, open_part
+from benchmarks.peers.part import Curve, Part, Spec, config_of, open_part
 from benchmarks.peers.run import Outcome
 from benchmarks.wan import BARE, WanLink
 from fedwan.coordinator.model import update_ema
@@ -56,6 +56,14 @@ def test_the_digits_flow_is_fedwans_own_to_the_bit(app: Path) -> None:
         own.step(next(batches), rng, keep_local)
     assert hash_state(part.state) == hash_state(state_of(own.networks))
     assert part.config.data.batch == 64 and part.config.inner["velocity"].lr == 5e-4
+
+
+def test_fedwan_s_synchronous_training_exchanges_in_every_step(app: Path) -> None:
+    args: Any = SimpleNamespace(workload="digits_flow", steps=40, fedwan=[])
+    spec = compare.spec_of("sync-int4", args, seed=0, is_bounded=True)
+    config = config_of(spec)
+    assert (spec.system, spec.h, spec.num_steps, config.strategy) == ("fedwan", 1, 40, "sync")
+    assert (config.codec.up, config.codec.down) == ("int4", "int4")
 
 
 # The clock and the curve --------------------------------------------------------------------------

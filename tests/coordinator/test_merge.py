@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import permutations
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwan.codecs import plain
+from fedwan.codecs import Coded, plain
 from fedwan.coordinator.merge import Merger
 from fedwan.state import Layout, Role, State, clone
 from tests.support import same_bits, spec
@@ -140,6 +140,19 @@ def test_a_tensor_is_merged_from_those_who_have_it() -> None:
     for seed in (1, 2):
         assert torch.equal(merged.pop(f"own/{seed}"), contribution(seed)["g/weight"])
     assert same_bits(merged, merge([contribution(1), contribution(2)], [0.7, 0.3]))
+
+
+def test_only_means_and_variances_in_pairs_wait_for_the_end_of_a_contribution() -> None:
+    moments = {"g/weight|exp_avg": Role.MEAN, "g/weight|exp_avg_sq": Role.VARIANCE}
+    merger = Merger(LAYOUT | {name: spec((4, 3), role) for name, role in moments.items()})
+    state = contribution(1) | {name: contribution(2)["g/weight"] for name in moments}
+
+    def read() -> Iterator[tuple[str, Coded]]:
+        yield from plain(state).items()
+        assert state.keys() - merger._sums.keys() == {"g/bn.running_mean", "g/bn.running_var"}
+
+    merger.add(read(), 3.0)
+    assert same_bits(merger.take(), state)
 
 
 def test_a_scale_shrinks_deltas_and_leaves_their_weight() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,10 +26,12 @@ from fedwan.coordinator.model import (
     update_ema,
 )
 from fedwan.coordinator.run import CoordinatedRun
+from fedwan.coordinator.server_step import step_outer
 from fedwan.errors import CheckpointError, ConfigError, FedwanError, SiteEjected, UserError
 from fedwan.fragments import strided
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.base import Link
+from fedwan.link.base import Delivery, Link
+from fedwan.outer import Transform
 from fedwan.site.site import Membership
 from fedwan.state import (
     Layout,
@@ -41,6 +44,7 @@ from fedwan.state import (
     read_tensors_meta,
 )
 from fedwan.strategy import Strategy
+from fedwan.workloads.optim import is_moment
 from strategies import diloco, local_sgd, sync
 from tests.support import (
     ADAM,
@@ -48,6 +52,7 @@ from tests.support import (
     RewritingLink,
     Stopped,
     TinyWorkload,
+    WrappedLink,
     build_strategy,
     killed_after,
     random_state,
@@ -119,9 +124,20 @@ def test_parameters_are_kept_in_fp32_whatever_the_sites_have() -> None:
     assert 0 < float(1 - model.state["generator/w"][0]) < 1e-2  # bf16 would have lost it
 
 
-@pytest.mark.parametrize("name", ["generator/running_var", "generator/w"])
-def test_an_update_that_is_not_finite_is_told_by_tensor_and_moves_nothing(name: str) -> None:
-    model = make_model(strategy_of("sync"))
+BROKEN = Transform(lambda _: {}, lambda delta, state: ({n: d / 0 for n, d in delta.items()}, state))
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "down"),
+    [
+        ("generator/running_var", "sync", "fp32"),
+        *(("generator/w", name, down) for name in ("sync", "diloco") for down in ("fp32", "int4")),
+    ],
+)
+def test_an_update_that_is_not_finite_is_told_by_tensor_and_moves_nothing(
+    name: str, recipe: str, down: str
+) -> None:
+    model = make_model(strategy_of(recipe, down))
     advance(model, range(1, 3))
     before, average = clone(model.state), clone(model.ema)
     merged = positive_state(3)
@@ -130,6 +146,14 @@ def test_an_update_that_is_not_finite_is_told_by_tensor_and_moves_nothing(name: 
         model.commit(model.fragments[0], merged, samples=30)
     assert same_bits(model.state, before) and same_bits(model.ema, average)
     assert model.versions == [2] and not model.is_whole
+
+
+@pytest.mark.parametrize("down", ["fp32", "int4"])
+def test_a_transform_whose_updates_are_not_finite_is_to_be_mended(down: str) -> None:
+    strategy = strategy_of("diloco", down)._replace(server_step=step_outer(BROKEN))
+    model = make_model(strategy)
+    with pytest.raises(UserError, match="the update of 'disc.*/w' .* mend the outer Transform"):
+        model.commit(model.fragments[0], positive_state(1), samples=30)
 
 
 def test_a_run_whose_step_leaves_no_numbers_ends_with_the_checkpoint_before_it(
@@ -269,6 +293,27 @@ def test_the_average_depends_on_samples_not_on_rounds_and_on_a_fragment_s_tensor
         update_ema(ema, present, layout, samples=1200 // parts, half_life=400.0)
     assert (int(ema["g/n"]), float(ema["g/var"])) == (9, 3.0)
     torch.testing.assert_close(ema["g/w"], torch.full((2,), 0.125))
+
+
+def test_moments_that_are_merged_are_neither_averaged_nor_saved_and_sent_as_averages(
+    tmp_path: Path,
+) -> None:
+    sizes: list[int] = []
+
+    class Counting(WrappedLink):
+        def download(self, request: wire.DownloadRequest) -> Delivery:
+            delivery: Delivery = self._inner.download(request)
+            if request.kind == Kinds.EMA and delivery.payload is not None:
+                sizes.append(delivery.payload.num_bytes)
+            return delivery
+
+    config = tiny_config(inner={"velocity": replace(ADAM, state="average")})
+    ran = run_tiny(tmp_path, config, wrap=lambda _, link: Counting(link))  # type: ignore[arg-type,return-value]
+    layout = {n: s for n, s in ran.result.model.layout.items() if not is_moment(n)}
+    assert ran.result.totals.quality["fd"] > 0 and layout != ran.result.model.layout
+    assert {*sizes} == {fp32().payload_bytes(layout)}
+    averages, _ = read_tensors(tmp_path / "checkpoint" / CHECKPOINT, "ema:")
+    assert averages.keys() == {f"ema:{name}" for name in layout}
 
 
 def test_a_run_goes_back_to_a_checkpoint_that_is_kept(tmp_path: Path) -> None:

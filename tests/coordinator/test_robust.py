@@ -7,6 +7,7 @@ that are nearest to their median; without bad sites it is the mean.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from flwr.server.strategy import aggregate as flower
 from torch import Tensor
 
-from fedwan.codecs import Codec, Reading, fp32, int4, plain
+from fedwan.codecs import Codec, Plain, Reading, fp32, int4, plain
 from fedwan.coordinator.robust import RobustMerger, Rule, krum_choice
 from fedwan.link.buffer import FileBuffer
 from fedwan.state import Layout, Role, State
@@ -195,6 +196,32 @@ def test_coded_contributions_in_files_merge_as_decoded_ones(
         coded.add(Reading(codec, file, LAYOUT))
     merged = coded.take()
     assert same_bits(merged, decoded.take()) and list(merged) == list(LAYOUT)
+
+
+@every_rule
+def test_each_tensor_is_decoded_once_for_all_contributions_and_let_go_before_the_next(
+    rule: Rule,
+) -> None:
+    decoded: dict[str, int] = {}
+    alive: list[weakref.ref[Tensor]] = []
+
+    class Counted(Plain):
+        def __init__(self, name: str, value: Tensor) -> None:
+            super().__init__(value)
+            self._name = name
+
+        def tensor(self) -> Tensor:
+            value = self._value.clone()
+            alive[:] = [ref for ref in alive if ref() is not None] + [weakref.ref(value)]
+            assert len(alive) <= 5
+            decoded[self._name] = decoded.get(self._name, 0) + 1
+            return value
+
+    merger = RobustMerger(LAYOUT, rule, 1)
+    for seed in range(5):
+        merger.add([(name, Counted(name, value)) for name, value in contribution(seed).items()])
+    merger.take()
+    assert decoded == dict.fromkeys(LAYOUT, 5)
 
 
 def worse(header: Any, name: str, value: Tensor, role: Role) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -111,8 +110,7 @@ def test_a_model_of_other_networks_is_refused() -> None:
 @pytest.mark.parametrize(
     ("update", "says"),
     [
-        (lambda delta, state: ({n: v * math.nan for n, v in delta.items()}, state), "not finite, "),
-        (lambda delta, state: ({n: v[:1] for n, v in delta.items()}, state), "finite, or of shape"),
+        (lambda delta, state: ({n: v[:1] for n, v in delta.items()}, state), "of shape .* and not"),
         (lambda delta, state: ({}, state), r"failed at '.*': KeyError\(.*returns \(update, state"),
         (lambda delta, state: delta, "failed at '.*': ValueError"),
         (lambda delta, state: (delta, {"m": 0}), "state 'm' that init did not make"),
@@ -145,7 +143,9 @@ def test_a_parameter_server_broadcasts_the_step_that_the_optimiser_takes() -> No
         for optimizer in optimizers:
             optimizer.step()
         before = clone(model)
-        update = step.propose(clone(gradient))
+        merged = clone(gradient)
+        update = step.propose(merged)
+        assert not merged, "gradients are held once"
         assert same_bits(model, before), "nothing moves before the update is decoded"
         step.commit(plain(update))
     for name in parameters:
