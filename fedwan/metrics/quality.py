@@ -40,6 +40,7 @@ _NUM_DEALS = 3
 _FEW = 6  # samples below which a mean says much of each
 
 
+@one_thread()
 def count_modes(points: Tensor, centres: Tensor, sigma: float) -> dict[str, Any]:
     """Of points (N, dimensions), beside a mixture's centres (modes, dimensions) of deviation sigma.
 
@@ -88,14 +89,12 @@ def measure_quality(
     assert generated.shape == (num_generated(data_name, num), *real.x.shape[1:])
     _refuse_diverged(generated)
     network = load_network(features, generated.device) if features else None
-    with one_thread():
-        if is_own:
-            return _measure_halves(real.x, generated, network)
-        held_out, _ = _see(data_name, real.x, network)
-        fake, figures = _see(data_name, generated, network)
-        reference = _see_training(data_name, num, network)
-        floor = _mean_distance(held_out, reference)
-        return {"fd": _mean_distance(held_out, fake), "fd_floor": floor, "num_real": num} | figures
+    if is_own:
+        return _measure_halves(real.x, generated, network)
+    held_out, _ = _see(data_name, real.x, network)
+    fake, figures = _see(data_name, generated, network)
+    floor = _mean_distance(held_out, _see_training(data_name, num, network))
+    return {"fd": _mean_distance(held_out, fake), "fd_floor": floor, "num_real": num} | figures
 
 
 def measure_translation(
@@ -117,9 +116,9 @@ def measure_translation(
     l1 = float((generated.cpu() - targets.cpu()).abs().mean())
     if (half := len(targets) // 2) < 1:
         return {"l1": l1}
-    with one_thread():
-        network = load_network(features, generated.device) if features else see_images
-        real, fake = network(targets), network(generated)
+    network = load_network(features, generated.device) if features else see_images
+    real, fake = network(targets), network(generated)
+    with one_thread():  # not around the user's own network
         deals = [_halves(len(targets), "translation", index) for index in range(_NUM_DEALS)]
         ways = [way for one, other in deals for way in ((one, other), (other, one))]
         packed: dict[str, Any] = {}
@@ -161,6 +160,7 @@ def _refuse_diverged(generated: Tensor) -> None:
         )
 
 
+@one_thread()
 def _mean_distance(held_out: Tensor, samples: Tensor) -> float:
     """Between features (n, …) and each draw of as many, of (draws * n, …)."""
     of_held_out = moments(held_out)
@@ -174,14 +174,15 @@ def _measure_halves(real: Tensor, generated: Tensor, network: Network | None) ->
     see = network or see_images
     one, fake, other = see(real[first]), see(generated), see(real[second])
     packed: dict[str, Any] = {}
-    if network is None:
-        if len(one) >= _FEW:
-            parts = [compare(one, draw, other) for draw in fake.chunk(NUM_DRAWS)]
-            packed["moments"] = pack_comparisons(parts)
-        scale = torch.cat([one, other]).std(dim=0) + SMALLEST_DEVIATION
-        one, fake, other = one / scale, fake / scale, other / scale
-    floor = _mean_distance(one, other)
-    return {"fd": _mean_distance(one, fake), "fd_floor": floor, "num_real": len(one)} | packed
+    with one_thread():
+        if network is None:
+            if len(one) >= _FEW:
+                parts = [compare(one, draw, other) for draw in fake.chunk(NUM_DRAWS)]
+                packed["moments"] = pack_comparisons(parts)
+            scale = torch.cat([one, other]).std(dim=0) + SMALLEST_DEVIATION
+            one, fake, other = one / scale, fake / scale, other / scale
+        floor = _mean_distance(one, other)
+        return {"fd": _mean_distance(one, fake), "fd_floor": floor, "num_real": len(one)} | packed
 
 
 def _halves(num: int, *seed: str | int) -> tuple[Tensor, Tensor]:

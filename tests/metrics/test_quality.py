@@ -84,6 +84,29 @@ def test_figures_are_ready_for_json_and_the_same_in_any_number_of_threads(
     assert texts[0] == texts[1]
 
 
+def test_a_network_of_the_users_own_runs_in_as_many_threads_as_torch_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[int] = []
+
+    def see(x: Tensor) -> Tensor:
+        threads.append(torch.get_num_threads())
+        return x.flatten(1)[:, :4]
+
+    monkeypatch.setattr("fedwan.metrics.quality.load_network", lambda *_: see)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        x = torch.randn(12, 3, 8, 8, generator=GENERATOR)
+        measure_quality("folder", Batch(x, torch.zeros(12)), x.repeat(2, 1, 1, 1)[:18], "net")
+        measure_translation(x, x, "net")
+        held_out, samples = real_samples("digits", seed=1)
+        measure_quality("digits", held_out, samples, "net")
+        assert set(threads) == {3} and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_samples_of_a_diverged_run_are_refused_with_the_mend() -> None:
     held_out, samples = real_samples("ring8", seed=1)
     samples[0, 0] = math.inf
