@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from fedwan.errors import ConfigError
 from fedwan.extras import require
 
 _CHUNK = 64
+_BILINEAR = 2  # as Pillow numbers it
 _SIDE = 64  # of the image that a network is tried on
 _UNFIT = (RuntimeError, ValueError, OSError, KeyError, AttributeError, TypeError, torch.jit.Error)
 
@@ -104,17 +105,36 @@ def _pretrained(folder: Path, device: torch.device) -> Network:
         folder, local_files_only=True, use_safetensors=True
     )
     vision = getattr(model, "vision_model", model).to(device).eval()
-    side = vision.config.image_size
     wanted = folder / "preprocessor_config.json"
     told = json.loads(wanted.read_text()) if wanted.is_file() else {}
+    size = _size(told) or _height_width(vision.config.image_size)
+    mode = "bilinear" if told.get("resample") == _BILINEAR else "bicubic"
     mean, deviation = (
         torch.tensor(told.get(name, [0.5] * 3), device=device)[:, None, None]
         for name in ("image_mean", "image_std")
     )
 
     def forward(x: Tensor) -> Tensor:
-        resized = functional.interpolate(x / 255, (side, side), mode="bicubic", antialias=True)
+        resized = functional.interpolate(x / 255, size, mode=mode, antialias=True)
         output: Tensor = vision(pixel_values=(resized.clamp(0, 1) - mean) / deviation).pooler_output
         return output
 
     return forward
+
+
+def _size(told: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Height and width that a preprocessor brings images to; None if it does not say.
+
+    The whole image is resized to the size of the crop, of which nothing is cut off.
+    """
+    if told.get("crop_size") and told.get("do_center_crop", True):
+        return _height_width(told["crop_size"])
+    return _height_width(told["size"]) if told.get("size") else None
+
+
+def _height_width(size: Any) -> tuple[int, int]:
+    """Of a number, a pair, or a dict: `height` and `width`, or `shortest_edge`."""
+    if isinstance(size, Mapping):
+        edge = size.get("shortest_edge")
+        size = edge or (size["height"], size["width"])
+    return (size, size) if isinstance(size, int) else (size[0], size[1])

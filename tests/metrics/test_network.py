@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
 from fedwan.errors import ConfigError
 from fedwan.metrics import NUM_DRAWS, measure_quality, measure_translation
@@ -96,6 +99,33 @@ def test_a_folder_of_transformers_sees_images_at_its_own_size(tmp_path: Path) ->
     clip.logit_scale.data += 1
     clip.save_pretrained(tmp_path / "clip")
     assert network_sha256(str(tmp_path / "clip")) != before
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({}, (24, 24)),
+        ({"size": 16}, (16, 16)),
+        ({"size": {"shortest_edge": 32}, "crop_size": {"height": 16, "width": 24}}, (16, 24)),
+        ({"size": {"shortest_edge": 32}, "crop_size": 16}, (16, 16)),
+        ({"size": {"height": 32, "width": 16}, "crop_size": 8, "do_center_crop": False}, (32, 16)),
+    ],
+)
+def test_a_folder_of_transformers_sees_images_of_the_size_that_its_preprocessor_makes(
+    tmp_path: Path, told: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = transformers.Dinov2Config(**sizes, image_size=24, patch_size=8)
+    model = transformers.AutoModel.from_config(config)
+    model.save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(told))
+    x = interpolate((IMAGES[:5] + 1) / 2, expected, mode="bicubic", antialias=True).clamp(0, 1)
+    with torch.no_grad():
+        made = model.eval()(pixel_values=2 * x - 1).pooler_output
+    torch.testing.assert_close(
+        load_network(str(tmp_path), CPU)(IMAGES[:5]), made, atol=0.05, rtol=0
+    )
 
 
 def test_what_is_no_such_network_is_told_in_a_line(tmp_path: Path) -> None:
