@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import safetensors.torch
 from safetensors import SafetensorError
 
+from fedwan.config import COMMAND, Config
 from fedwan.coordinator.federation import Federation
 from fedwan.coordinator.records import Totals
 from fedwan.link import wire_pb2 as wire
@@ -48,11 +50,13 @@ class Quality:
 
     def __init__(
         self,
+        config: Config,
         hub: Federation,
         totals: Totals,
         record: Callable[[dict[str, Any]], None],
         on_samples: Callable[[int, int, bytes], None],
     ) -> None:
+        self._config = config
         self._hub = hub
         self._totals = totals
         self._record = record
@@ -97,6 +101,8 @@ class Quality:
     def _keep(self, finding: Finding) -> None:
         sites, version, figures, samples, complaint = finding
         site = ", ".join(sites)
+        if seen := seen_through(self._config, figures):
+            figures = figures | {"seen_through": seen}
         if not math.isfinite(figures.get("fd", 0.0)):
             self._hub.event("warning", site, f"{site} measured an fd of {figures.get('fd')}")
         if complaint:
@@ -136,6 +142,16 @@ def find(reports: Mapping[str, Report]) -> Finding:
     drawn = next((site for site in sites if "generated" in shown[site]), sites[0])
     version = max(report.version for report in reports.values())
     return Finding(sites, version, figures, reports[drawn].samples, complaint)
+
+
+def seen_through(config: Config, figures: Mapping[str, Any]) -> str:
+    """What images were seen through when their distance was measured; '' of points and scripts."""
+    is_own = config.workload == COMMAND or not figures.keys() >= {"fd", "num_real"}
+    if is_own or "modes" in figures:
+        return ""
+    if config.eval.features:
+        return Path(config.eval.features).name
+    return "own classifier" if "histogram" in figures else "random features"
 
 
 def disagreement(one: Finding, other: Finding) -> str:

@@ -58,7 +58,7 @@ class Summary:
     staleness: float
     """Versions between a contribution's start and the update that it is part of, less one; mean."""
     quality: dict[str, Any]
-    """Of the EMA weights on held-out real data: `fd`, `fd_floor`, …"""
+    """Of the EMA weights on held-out real data: `fd`, `fd_floor`, `num_real`, `seen_through`, …"""
     global_sha256: str
     """Of the final global weights, in name order."""
     privacy: dict[str, Any] = field(default_factory=dict)

@@ -7,7 +7,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedwan.coordinator.quality import Finding, find
+from fedwan.config import Config, EvalConfig
+from fedwan.coordinator.quality import Finding, find, seen_through
 from fedwan.metrics.distances import compare, merge_comparisons, pack_comparisons
 from fedwan.protocol.evaluation import Evaluation
 from fedwan.protocol.limits import Report
@@ -71,3 +72,24 @@ def test_without_moments_the_mean_is_taken_and_said_to_be_one(samples: bytes | N
     (finding,) = findings(evaluation, ["s1", "s2"])
     assert finding.figures == {"fd": 2.0, "fd_floor": 0.5}
     assert "fd is the mean over sites" in finding.complaint
+
+
+IMAGES = {"fd": 1.0, "num_real": 9}
+
+
+@pytest.mark.parametrize(
+    ("figures", "config", "expected"),
+    [
+        (IMAGES, Config(), "random features"),  # a recipe's own data set, whatever data.name is
+        (IMAGES | {"histogram": [1.0]}, Config(), "own classifier"),
+        (IMAGES, Config(eval=EvalConfig(features="/models/clip.pt")), "clip.pt"),
+        (IMAGES, Config(eval=EvalConfig(features="own.seen:means")), "own.seen:means"),
+        (IMAGES | {"histogram": [1.0], "modes": 8}, Config(), ""),
+        ({"fd": 1.0}, Config(), ""),
+        (IMAGES, Config(workload="command"), ""),
+    ],
+)
+def test_what_images_were_seen_through_follows_from_figures_and_settings(
+    figures: dict[str, object], config: Config, expected: str
+) -> None:
+    assert seen_through(config, figures) == expected

@@ -208,6 +208,17 @@ def test_figures_that_no_record_can_hold_end_no_run(tmp_path: Path, others: Any)
     assert ("a figure named 'kind'" if others else "measured an fd of nan") in texts[0]
 
 
+def test_figures_of_images_are_kept_with_what_they_were_seen_through(tmp_path: Path) -> None:
+    class Images(TinyWorkload):
+        def evaluate(self, *args: object) -> dict[str, Any]:
+            return {"fd": 2.0, "fd_floor": 1.0, "num_real": 9}
+
+    ran = run_tiny(tmp_path, tiny_config(sites=1, steps=2), make=lambda: Images(NET))
+    qualities = [row for row in ran.result.records if row["kind"] == "quality"]
+    for told in (*qualities, ran.result.totals.quality):
+        assert (told["num_real"], told["seen_through"]) == (9, "random features")
+
+
 def test_a_coordinator_whose_port_is_taken_says_so_before_anything_runs(
     tmp_path: Path, identities: Path
 ) -> None:
