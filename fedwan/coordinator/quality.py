@@ -41,6 +41,8 @@ class Finding(NamedTuple):
     figures: dict[str, Any]
     samples: bytes
     """See `Report`: pictures of the first site that shows any."""
+    evaluation_s: float
+    """The longest of a site's."""
     complaint: str = ""
     """Why figures are not those of all data together."""
 
@@ -99,7 +101,8 @@ class Quality:
             return not hub.evaluation.is_idle(live) or bool(self.ask()) or not live
 
     def _keep(self, finding: Finding) -> None:
-        sites, version, figures, samples, complaint = finding
+        sites, version, figures, samples, evaluation_s, complaint = finding
+        self._totals.evaluation_s += evaluation_s
         site = ", ".join(sites)
         if seen := seen_through(self._config, figures):
             figures = figures | {"seen_through": seen}
@@ -125,7 +128,7 @@ def find(reports: Mapping[str, Report]) -> Finding:
     """What sites found, in the order of their names."""
     if len(reports) == 1:
         ((site, report),) = reports.items()
-        return Finding((site,), report.version, report.figures, report.samples)
+        return Finding((site,), *report)
     # Imported here: feature networks and data sets come with it, which other runs do without.
     from fedwan.metrics.distances import merge_comparisons, unpack_comparisons
 
@@ -141,7 +144,8 @@ def find(reports: Mapping[str, Report]) -> Finding:
         complaint = f"fd is the mean over sites, not that of their data together: {error}"
     drawn = next((site for site in sites if "generated" in shown[site]), sites[0])
     version = max(report.version for report in reports.values())
-    return Finding(sites, version, figures, reports[drawn].samples, complaint)
+    longest_s = max(report.evaluation_s for report in reports.values())
+    return Finding(sites, version, figures, reports[drawn].samples, longest_s, complaint)
 
 
 def seen_through(config: Config, figures: Mapping[str, Any]) -> str:

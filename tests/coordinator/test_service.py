@@ -24,6 +24,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
 from fedwan.output.board import read_run
 from fedwan.site.site import Membership
+from fedwan.site.stub import CoordinatorStub
 from fedwan.state import hash_state
 from fedwan.strategy import Strategy
 from strategies import diloco
@@ -217,6 +218,22 @@ def test_figures_of_images_are_kept_with_what_they_were_seen_through(tmp_path: P
     qualities = [row for row in ran.result.records if row["kind"] == "quality"]
     for told in (*qualities, ran.result.totals.quality):
         assert (told["num_real"], told["seen_through"]) == (9, "random features")
+
+
+def test_the_seconds_of_all_evaluations_are_summed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds: list[float] = []
+    report = CoordinatorStub.report
+
+    def told(self: CoordinatorStub, quality: wire.QualityReport) -> None:
+        seconds.append(quality.evaluation_s)
+        report(self, quality)
+
+    monkeypatch.setattr(CoordinatorStub, "report", told)
+    totals = run_tiny(tmp_path, tiny_config(sites=1, steps=2)).result.totals
+    assert len(seconds) > 1 and all(seconds)
+    assert totals.evaluation_s == pytest.approx(sum(seconds))
 
 
 def test_a_coordinator_whose_port_is_taken_says_so_before_anything_runs(
