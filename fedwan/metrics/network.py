@@ -140,21 +140,31 @@ def _pretrained(folder: Path, device: torch.device) -> Network:
         folder, local_files_only=True, use_safetensors=True
     )
     vision = getattr(model, "vision_model", model).to(device).eval()
+    pixels = pixels_of(folder, vision.config.image_size, device)
+
+    def forward(x: Tensor) -> Tensor:
+        output: Tensor = vision(pixel_values=pixels(x)).pooler_output
+        return output
+
+    return forward
+
+
+def pixels_of(folder: Path, image_size: Any, device: torch.device) -> Network:
+    """What a transformers folder makes of images (N, 3, …) in [-1, 1] before its network."""
     wanted = folder / "preprocessor_config.json"
     told = json.loads(wanted.read_text()) if wanted.is_file() else {}
-    size = _size(told) or _height_width(vision.config.image_size)
+    size = _size(told) or _height_width(image_size)
     mode = "bilinear" if told.get("resample") == _BILINEAR else "bicubic"
     mean, deviation = (
         torch.tensor(told.get(name, [0.5] * 3), device=device)[:, None, None]
         for name in ("image_mean", "image_std")
     )
 
-    def forward(x: Tensor) -> Tensor:
+    def pixels(x: Tensor) -> Tensor:
         resized = functional.interpolate(_bytes(x) / 255, size, mode=mode, antialias=True)
-        output: Tensor = vision(pixel_values=(resized.clamp(0, 1) - mean) / deviation).pooler_output
-        return output
+        return (resized.clamp(0, 1) - mean) / deviation
 
-    return forward
+    return pixels
 
 
 def _size(told: Mapping[str, Any]) -> tuple[int, int] | None:
