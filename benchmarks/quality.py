@@ -46,6 +46,8 @@ SITE = (*CLASS, "data.labels=site")
 SEEDS = 5
 NUM_EVALUATIONS = 8
 """Sets of generated samples that a run's distance is the mean of."""
+SEEN = ("seen_through", "num_real")
+"""What images were seen through, and how many real ones a draw is compared with."""
 TEACHER = "{teacher}"
 """Stands for the folder of a flow that was trained with a student's seed."""
 
@@ -190,8 +192,9 @@ def train(words: Sequence[str]) -> Outcome:
         found = evaluate(config, Path(made), NUM_EVALUATIONS)
     row = describe(config, run)
     num_bytes = (row["bytes_up"] + row["bytes_down"]) / config.num_sites / config.steps
-    floor = run.totals.quality["fd_floor"]
-    outcome = {"fd_floor": floor, "modes": row["modes"], "bytes_per_step": num_bytes}
+    quality = run.totals.quality
+    outcome = {"fd_floor": quality["fd_floor"], "modes": row["modes"], "bytes_per_step": num_bytes}
+    outcome |= {key: quality[key] for key in SEEN if key in quality}
     for key in ("fd", "l1", "teacher_fd", "good"):
         if key in found[0]:
             outcome[key] = statistics.fmean(one[key] for one in found)
@@ -218,6 +221,7 @@ def compare(case: Case, runs: Runs, seeds: Sequence[int], share: float) -> Row:
         "fd_sd": _short(statistics.stdev(fds)) if is_spread else 0.0,
         "fd_half_interval": _short(half_interval(fds)) if is_spread else None,
         "fd_floor": _short(ours["fd_floor"][0]),
+        **{key: next(iter(ours[key]), None) for key in SEEN},
         "sync_fd_mean": sync.mean("fd"),
         "sync_fd_sd": _short(statistics.stdev(sync_fds)) if is_spread else 0.0,
         "ratio": _ratio(fds, sync_fds),

@@ -206,7 +206,11 @@ def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
     }
     config = resolve(merge(dataclasses.replace(asked, inner=inner, outer=chosen.outer), *trees))
     # A run goes on with its config.yaml from other folders, too, and sites run in their own.
-    config.eval.features = absolute_path(config.eval.features)
+    if config.eval.features:
+        from fedwan.metrics.network import named_function  # torch comes with it
+
+        if named_function(config.eval.features) is None:
+            config.eval.features = absolute_path(config.eval.features)
     config.init = {network: absolute_path(path) for network, path in config.init.items()}
     return config
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import safetensors.torch
 from safetensors import SafetensorError
 
+from fedwan.config import COMMAND, Config
 from fedwan.coordinator.federation import Federation
 from fedwan.coordinator.records import Totals
 from fedwan.link import wire_pb2 as wire
@@ -39,6 +41,8 @@ class Finding(NamedTuple):
     figures: dict[str, Any]
     samples: bytes
     """See `Report`: pictures of the first site that shows any."""
+    evaluation_s: float
+    """The longest of a site's."""
     complaint: str = ""
     """Why figures are not those of all data together."""
 
@@ -48,11 +52,13 @@ class Quality:
 
     def __init__(
         self,
+        config: Config,
         hub: Federation,
         totals: Totals,
         record: Callable[[dict[str, Any]], None],
         on_samples: Callable[[int, int, bytes], None],
     ) -> None:
+        self._config = config
         self._hub = hub
         self._totals = totals
         self._record = record
@@ -95,8 +101,11 @@ class Quality:
             return not hub.evaluation.is_idle(live) or bool(self.ask()) or not live
 
     def _keep(self, finding: Finding) -> None:
-        sites, version, figures, samples, complaint = finding
+        sites, version, figures, samples, evaluation_s, complaint = finding
+        self._totals.evaluation_s += evaluation_s
         site = ", ".join(sites)
+        if seen := seen_through(self._config, figures):
+            figures = figures | {"seen_through": seen}
         if not math.isfinite(figures.get("fd", 0.0)):
             self._hub.event("warning", site, f"{site} measured an fd of {figures.get('fd')}")
         if complaint:
@@ -119,7 +128,7 @@ def find(reports: Mapping[str, Report]) -> Finding:
     """What sites found, in the order of their names."""
     if len(reports) == 1:
         ((site, report),) = reports.items()
-        return Finding((site,), report.version, report.figures, report.samples)
+        return Finding((site,), *report)
     # Imported here: feature networks and data sets come with it, which other runs do without.
     from fedwan.metrics.distances import merge_comparisons, unpack_comparisons
 
@@ -135,7 +144,18 @@ def find(reports: Mapping[str, Report]) -> Finding:
         complaint = f"fd is the mean over sites, not that of their data together: {error}"
     drawn = next((site for site in sites if "generated" in shown[site]), sites[0])
     version = max(report.version for report in reports.values())
-    return Finding(sites, version, figures, reports[drawn].samples, complaint)
+    longest_s = max(report.evaluation_s for report in reports.values())
+    return Finding(sites, version, figures, reports[drawn].samples, longest_s, complaint)
+
+
+def seen_through(config: Config, figures: Mapping[str, Any]) -> str:
+    """What images were seen through when their distance was measured; '' of points and scripts."""
+    is_own = config.workload == COMMAND or not figures.keys() >= {"fd", "num_real"}
+    if is_own or "modes" in figures:
+        return ""
+    if config.eval.features:
+        return Path(config.eval.features).name
+    return "own classifier" if "histogram" in figures else "random features"
 
 
 def disagreement(one: Finding, other: Finding) -> str:

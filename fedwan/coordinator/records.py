@@ -42,6 +42,8 @@ class Totals:
     dropped: int = 0
     """Contributions that came too late to be merged."""
     wall_s: float = 0.0
+    evaluation_s: float = 0.0
+    """Of all evaluations; of one by several sites, the longest."""
     epsilon: float = 0.0
     """The most that a unit has spent of its privacy, as sites say of samples."""
     quality: dict[str, Any] = field(default_factory=dict)

@@ -233,7 +233,7 @@ class CoordinatedRun:
         self.hub.rejected, self._registry.rejoins = self.totals.rejected, self.totals.rejoins
         self._saved = (rounds.version, list(rounds.versions))
         self._rows = RoundRows(self._record, untold=_untold(strategy))
-        self._quality = Quality(self.hub, self.totals, self._record, self._on_samples)
+        self._quality = Quality(config, self.hub, self.totals, self._record, self._on_samples)
         self._quality.note(rounds.version, rounds.run_step)
         spool = self._folder / "spool"
         intake = Intake(layout, fragments, strategy.up, spool, self._part)

@@ -336,16 +336,18 @@ class DownloadHeader(_message.Message):
     def __init__(self, status: _Optional[_Union[DownloadHeader.Status, str]] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., durable_version: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., merged_from: _Optional[int] = ..., merged_into: _Optional[int] = ..., steps: _Optional[int] = ..., run_step: _Optional[int] = ..., anew_from: _Optional[int] = ..., is_own: _Optional[bool] = ..., congestion: _Optional[str] = ..., unmask: _Optional[_Union[Unmask, _Mapping]] = ..., sizes: _Optional[bytes] = ..., others_step: _Optional[int] = ...) -> None: ...
 
 class QualityReport(_message.Message):
-    __slots__ = ("run_id", "version", "figures_json", "samples")
+    __slots__ = ("run_id", "version", "figures_json", "samples", "evaluation_s")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FIGURES_JSON_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_S_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     version: int
     figures_json: str
     samples: bytes
-    def __init__(self, run_id: _Optional[str] = ..., version: _Optional[int] = ..., figures_json: _Optional[str] = ..., samples: _Optional[bytes] = ...) -> None: ...
+    evaluation_s: float
+    def __init__(self, run_id: _Optional[str] = ..., version: _Optional[int] = ..., figures_json: _Optional[str] = ..., samples: _Optional[bytes] = ..., evaluation_s: _Optional[float] = ...) -> None: ...
 
 class Farewell(_message.Message):
     __slots__ = ("session", "global_sha256", "work", "error")

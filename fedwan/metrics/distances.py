@@ -16,7 +16,7 @@ place. Features are measured in deviations of the union's real ones, so that eac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -70,17 +70,31 @@ def merge_moments(parts: Sequence[Moments]) -> Moments:
     return Moments(total, mean, scatter / (total - 1))
 
 
-def frechet_distance(a: Moments, b: Moments) -> float:
-    """Squared Frechet distance of two Gaussians, >= 0; a `FedwanError` if they are not finite."""
-    if not all(torch.isfinite(part).all() for part in (*a[1:], *b[1:])):
-        raise FedwanError("the Frechet distance is undefined: a sample holds values not finite")
+def distance_from(a: Moments) -> Callable[[Moments], float]:
+    """`frechet_distance` from one Gaussian to others: the root of its covariance is taken once."""
+    _require_finite(a)
     values, vectors = torch.linalg.eigh(a.covariance)
     root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
-    inner = root @ b.covariance @ root
-    eigenvalues = torch.linalg.eigvalsh((inner + inner.T) / 2)
-    cross = eigenvalues.clamp(min=0).sqrt().sum()
-    squared = (a.mean - b.mean).square().sum() + a.covariance.trace() + b.covariance.trace()
-    return max(float(squared - 2 * cross), 0.0)
+
+    def distance(b: Moments) -> float:
+        _require_finite(b)
+        inner = root @ b.covariance @ root
+        eigenvalues = torch.linalg.eigvalsh((inner + inner.T) / 2)
+        cross = eigenvalues.clamp(min=0).sqrt().sum()
+        squared = (a.mean - b.mean).square().sum() + a.covariance.trace() + b.covariance.trace()
+        return max(float(squared - 2 * cross), 0.0)
+
+    return distance
+
+
+def frechet_distance(a: Moments, b: Moments) -> float:
+    """Squared Frechet distance of two Gaussians, >= 0; a `FedwanError` if they are not finite."""
+    return distance_from(a)(b)
+
+
+def _require_finite(part: Moments) -> None:
+    if not all(torch.isfinite(tensor).all() for tensor in part[1:]):
+        raise FedwanError("the Frechet distance is undefined: a sample holds values not finite")
 
 
 def frechet_between(a: Tensor, b: Tensor) -> float:

@@ -1,20 +1,24 @@
-"""Networks of the user's own that metrics see images through: `eval.features=PATH`.
+"""Networks of the user's own that metrics see images through: `eval.features`.
 
 A TorchScript file, as those of Inception are handed around: it gets images as uint8 (N, 3, height,
 width) and gives features (N, features); one whose `forward` has `return_features`, as StyleGAN's
 have, is asked for them. Or the folder of a transformers vision model (DINOv2, CLIP, ...), which
 gives its pooled output of images that are resized and normalised as the folder says.
 
-Neither runs Python of its own.
+Neither runs Python of its own. Or `package.module:function` of an installed package: the function
+gets a device, and gives a callable of images (N, 3, height, width) in [-1, 1] on it, to features.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +26,53 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedwan.errors import ConfigError
+from fedwan.errors import ConfigError, FedwanError, place_of
 from fedwan.extras import require
 
 _CHUNK = 64
+_BILINEAR = 2  # as Pillow numbers it
 _SIDE = 64  # of the image that a network is tried on
-_UNFIT = (RuntimeError, ValueError, OSError, KeyError, AttributeError, TypeError, torch.jit.Error)
+_FUNCTION = re.compile(r"([^\W\d][\w.]*):(\w+)")
 
 Network = Callable[[Tensor], Tensor]
 
 
-def find_network(path: str) -> Path:
-    """The file or folder that `eval.features` names; a `ConfigError` if it is neither."""
-    found = Path(path)
+def named_function(text: str) -> tuple[str, str] | None:
+    """The module and the function that `eval.features` names; None if it is a path."""
+    match = _FUNCTION.fullmatch(text)
+    return (match[1], match[2]) if match and not Path(text).exists() else None
+
+
+def find_network(text: str) -> Path:
+    """The file or folder that `eval.features` names, or its module's; else a `ConfigError`."""
+    if named := named_function(text):
+        return _source_of(text, named[0])
+    found = Path(text)
     if not found.is_file() and not (found / "config.json").is_file():
         raise ConfigError(
-            f"eval.features = {path!r} is no TorchScript file, and no folder of a transformers "
-            "model (config.json, model.safetensors); give the path of one"
+            f"eval.features = {text!r} is no TorchScript file, and no folder of a transformers "
+            "model (config.json, model.safetensors); give the path of one, or module:function"
         )
     return found
 
 
-def network_sha256(path: str) -> str:
-    """Of a file, or of a folder's settings and weights."""
-    found, total = find_network(path), hashlib.sha256()
+def _source_of(text: str, module: str) -> Path:
+    """A module's file; what imports it needs are its packages, which may fail in any way."""
+    try:
+        spec, why = find_spec(module), ""
+    except Exception as error:
+        spec, why = None, f" ({type(error).__name__}: {' '.join(str(error).split())})"
+    if spec is None or not Path(spec.origin or "").is_file():
+        raise ConfigError(
+            f"eval.features = {text!r}: no module {module!r} is installed here{why}; install the "
+            "package that holds it at the coordinator and at every site"
+        )
+    return Path(str(spec.origin))
+
+
+def network_sha256(text: str) -> str:
+    """Of a file, of a folder's settings and weights, or of a module's source alone."""
+    found, total = find_network(text), hashlib.sha256()
     files = [found] if found.is_file() else sorted(found.glob("*.json"))
     for part in files + ([] if found.is_file() else sorted(found.glob("*.safetensors"))):
         with part.open("rb") as file:
@@ -54,25 +81,31 @@ def network_sha256(path: str) -> str:
 
 
 @cache
-def load_network(path: str, device: torch.device) -> Network:
-    """The network at a path: images (N, 1 or 3, height, width) in [-1, 1] to (N, features).
+def load_network(text: str, device: torch.device) -> Network:
+    """The network that `text` names: images (N, 1 or 3, …) in [-1, 1] to (N, features).
 
     A `ConfigError` if it cannot be read, or does not give features of an image.
     """
-    found = find_network(path)
+    found = find_network(text)
     try:
-        forward = _scripted(found, device) if found.is_file() else _pretrained(found, device)
-        features = forward(torch.zeros(2, 3, _SIDE, _SIDE, dtype=torch.uint8, device=device))
-    except _UNFIT as error:
+        if named := named_function(text):
+            forward: Network = getattr(import_module(named[0]), named[1])(device)
+        else:
+            forward = _scripted(found, device) if found.is_file() else _pretrained(found, device)
+        features = forward(torch.zeros(2, 3, _SIDE, _SIDE, device=device))
+    except FedwanError:
+        raise
+    except Exception as error:  # whatever another's network fails with
         first = str(error).strip().splitlines()
         raise ConfigError(
-            f"eval.features = {path!r} cannot be used: {first[-1] if first else error!r}; "
-            "give a TorchScript file that takes uint8 images, or a transformers vision model"
+            f"eval.features = {text!r} cannot be used: {first[-1] if first else error!r}"
+            f"{place_of(error)}; give a TorchScript file that takes uint8 images, a transformers "
+            "vision model, or a function that gets a device and gives such a network"
         ) from None
     if not isinstance(features, Tensor) or features.dim() < 2 or len(features) != 2:
         raise ConfigError(
-            f"eval.features = {path!r} gives no tensor of (images, features) for two images; "
-            "script a network that does"
+            f"eval.features = {text!r} gives no tensor of (images, features) for two images; "
+            "give a network that does"
         )
 
     @torch.no_grad()
@@ -80,11 +113,14 @@ def load_network(path: str, device: torch.device) -> Network:
         parts = []
         for chunk in torch.split(images.detach(), _CHUNK):
             x = chunk.to(device, torch.float32).expand(-1, 3, -1, -1)
-            bytes_ = ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-            parts.append(forward(bytes_).flatten(1).to("cpu", torch.float32))
+            parts.append(forward(x).flatten(1).to("cpu", torch.float32))
         return torch.cat(parts)
 
     return see
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
 
 def _scripted(path: Path, device: torch.device) -> Network:
@@ -94,8 +130,8 @@ def _scripted(path: Path, device: torch.device) -> Network:
     network.eval()
     arguments = {argument.name for argument in network.forward.schema.arguments}
     if "return_features" in arguments:
-        return lambda x: network(x, return_features=True)
-    return lambda x: network(x)
+        return lambda x: network(_bytes(x), return_features=True)
+    return lambda x: network(_bytes(x))
 
 
 def _pretrained(folder: Path, device: torch.device) -> Network:
@@ -104,17 +140,46 @@ def _pretrained(folder: Path, device: torch.device) -> Network:
         folder, local_files_only=True, use_safetensors=True
     )
     vision = getattr(model, "vision_model", model).to(device).eval()
-    side = vision.config.image_size
+    pixels = pixels_of(folder, vision.config.image_size, device)
+
+    def forward(x: Tensor) -> Tensor:
+        output: Tensor = vision(pixel_values=pixels(x)).pooler_output
+        return output
+
+    return forward
+
+
+def pixels_of(folder: Path, image_size: Any, device: torch.device) -> Network:
+    """What a transformers folder makes of images (N, 3, …) in [-1, 1] before its network."""
     wanted = folder / "preprocessor_config.json"
     told = json.loads(wanted.read_text()) if wanted.is_file() else {}
+    size = _size(told) or _height_width(image_size)
+    mode = "bilinear" if told.get("resample") == _BILINEAR else "bicubic"
     mean, deviation = (
         torch.tensor(told.get(name, [0.5] * 3), device=device)[:, None, None]
         for name in ("image_mean", "image_std")
     )
 
-    def forward(x: Tensor) -> Tensor:
-        resized = functional.interpolate(x / 255, (side, side), mode="bicubic", antialias=True)
-        output: Tensor = vision(pixel_values=(resized.clamp(0, 1) - mean) / deviation).pooler_output
-        return output
+    def pixels(x: Tensor) -> Tensor:
+        resized = functional.interpolate(_bytes(x) / 255, size, mode=mode, antialias=True)
+        return (resized.clamp(0, 1) - mean) / deviation
 
-    return forward
+    return pixels
+
+
+def _size(told: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Height and width that a preprocessor brings images to; None if it does not say.
+
+    The whole image is resized to the size of the crop, of which nothing is cut off.
+    """
+    if told.get("crop_size") and told.get("do_center_crop", True):
+        return _height_width(told["crop_size"])
+    return _height_width(told["size"]) if told.get("size") else None
+
+
+def _height_width(size: Any) -> tuple[int, int]:
+    """Of a number, a pair, or a dict: `height` and `width`, or `shortest_edge`."""
+    if isinstance(size, Mapping):
+        edge = size.get("shortest_edge")
+        size = edge or (size["height"], size["width"])
+    return (size, size) if isinstance(size, int) else (size[0], size[1])

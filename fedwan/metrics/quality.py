@@ -11,9 +11,11 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,23 +25,28 @@ from fedwan.data.sources import SOURCES
 from fedwan.errors import FedwanError
 from fedwan.metrics.distances import (
     SMALLEST_DEVIATION,
+    Comparison,
+    Moments,
     compare,
+    distance_from,
     frechet_between,
-    frechet_distance,
     moments,
     pack_comparisons,
 )
 from fedwan.metrics.features import load_classifier, one_thread, see_images
 from fedwan.metrics.network import Network, load_network
 from fedwan.rng import derive_seed
+from fedwan.state import hash_state
 from fedwan.workloads.base import Batch
 
 NUM_DRAWS = 3
 """Draws that `fd` averages over; the spread of one alone would be about a fifth."""
 _NUM_DEALS = 3
+_MOST_KNOWN = 8  # held-out sets that are remembered
 _FEW = 6  # samples below which a mean says much of each
 
 
+@one_thread()
 def count_modes(points: Tensor, centres: Tensor, sigma: float) -> dict[str, Any]:
     """Of points (N, dimensions), beside a mixture's centres (modes, dimensions) of deviation sigma.
 
@@ -88,14 +95,20 @@ def measure_quality(
     assert generated.shape == (num_generated(data_name, num), *real.x.shape[1:])
     _refuse_diverged(generated)
     network = load_network(features, generated.device) if features else None
-    with one_thread():
-        if is_own:
-            return _measure_halves(real.x, generated, network)
-        held_out, _ = _see(data_name, real.x, network)
+    if is_own:
+        known, figures = _know_halves(_Samples.of(real.x), network), dict[str, Any]()
+        fake = (network or see_images)(generated)
+    else:
+        known = _know_public(data_name, _Samples.of(real.x), network)
         fake, figures = _see(data_name, generated, network)
-        reference = _see_training(data_name, num, network)
-        floor = _mean_distance(held_out, reference)
-        return {"fd": _mean_distance(held_out, fake), "fd_floor": floor, "num_real": num} | figures
+    with one_thread():  # not around the user's own network
+        draws = fake.chunk(NUM_DRAWS)
+        if known.halves is not None:
+            one, other = known.halves
+            parts = [Comparison(one, moments(draw), other) for draw in draws]
+            figures["moments"] = pack_comparisons(parts)
+        fd = fmean(known.distance(moments(draw / known.scale)) for draw in draws)
+    return {"fd": fd, "fd_floor": known.floor, "num_real": known.num_real} | figures
 
 
 def measure_translation(
@@ -117,24 +130,18 @@ def measure_translation(
     l1 = float((generated.cpu() - targets.cpu()).abs().mean())
     if (half := len(targets) // 2) < 1:
         return {"l1": l1}
+    network = load_network(features, generated.device) if features else see_images
+    fake = network(generated)
+    real, scale, floor = _know_targets(_Samples.of(targets), network)
     with one_thread():
-        network = load_network(features, generated.device) if features else see_images
-        real, fake = network(targets), network(generated)
-        deals = [_halves(len(targets), "translation", index) for index in range(_NUM_DEALS)]
-        ways = [way for one, other in deals for way in ((one, other), (other, one))]
+        ways = [way for one, other in _deals(len(real)) for way in ((one, other), (other, one))]
         packed: dict[str, Any] = {}
         if with_moments and not features and half >= _FEW:
             parts = [compare(real[one], fake[other], real[other]) for one, other in ways]
             packed["moments"] = pack_comparisons(parts)
-        if not features:
-            scale = real.std(dim=0) + SMALLEST_DEVIATION
-            real, fake = real / scale, fake / scale
-        return packed | {
-            "num_real": half,
-            "fd": fmean(frechet_between(real[one], fake[other]) for one, other in ways),
-            "fd_floor": fmean(frechet_between(real[one], real[other]) for one, other in deals),
-            "l1": l1,
-        }
+        real, fake = real / scale, fake / scale
+        fd = fmean(frechet_between(real[one], fake[other]) for one, other in ways)
+    return packed | {"num_real": half, "fd": fd, "fd_floor": floor, "l1": l1}
 
 
 def _see(data_name: str, x: Tensor, network: Network | None) -> tuple[Tensor, dict[str, Any]]:
@@ -161,27 +168,73 @@ def _refuse_diverged(generated: Tensor) -> None:
         )
 
 
-def _mean_distance(held_out: Tensor, samples: Tensor) -> float:
-    """Between features (n, …) and each draw of as many, of (draws * n, …)."""
-    of_held_out = moments(held_out)
-    draws = samples.chunk(len(samples) // len(held_out))
-    return fmean(frechet_distance(of_held_out, moments(draw)) for draw in draws)
+@dataclass(frozen=True)
+class _Samples:
+    """Samples as keys of a cache: the same ones are equal."""
+
+    sha256: str
+    x: Tensor = field(compare=False)
+    """(N, …)"""
+
+    @classmethod
+    def of(cls, x: Tensor) -> _Samples:
+        return cls(hash_state({"x": x}), x)
 
 
-def _measure_halves(real: Tensor, generated: Tensor, network: Network | None) -> dict[str, Any]:
-    """Half of the real samples beside generated ones, and beside the other half."""
-    first, second = _halves(len(real), "halves", len(real))
+class _Known(NamedTuple):
+    """Of held-out samples, what all evaluations of a run have in common."""
+
+    num_real: int
+    distance: Callable[[Moments], float]
+    """From their features, divided by `scale`."""
+    floor: float
+    scale: Tensor
+    halves: tuple[Moments, Moments] | None = None
+    """Of features as they are, for other sites' to be merged with."""
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def _know_public(data_name: str, real: _Samples, network: Network | None) -> _Known:
+    """Held-out samples of data with a public training split."""
+    held_out, _ = _see(data_name, real.x, network)
+    num = len(held_out)
+    training = _see_training(data_name, num, network)
+    with one_thread():
+        distance = distance_from(moments(held_out))
+        floor = fmean(distance(moments(draw)) for draw in torch.split(training, num))
+    return _Known(num, distance, floor, torch.ones(()))
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def _know_halves(real: _Samples, network: Network | None) -> _Known:
+    """Half of the held-out samples, beside the other half."""
+    first, second = _halves(len(real.x), "halves", len(real.x))
     see = network or see_images
-    one, fake, other = see(real[first]), see(generated), see(real[second])
-    packed: dict[str, Any] = {}
-    if network is None:
-        if len(one) >= _FEW:
-            parts = [compare(one, draw, other) for draw in fake.chunk(NUM_DRAWS)]
-            packed["moments"] = pack_comparisons(parts)
-        scale = torch.cat([one, other]).std(dim=0) + SMALLEST_DEVIATION
-        one, fake, other = one / scale, fake / scale, other / scale
-    floor = _mean_distance(one, other)
-    return {"fd": _mean_distance(one, fake), "fd_floor": floor, "num_real": len(one)} | packed
+    one, other = see(real.x[first]), see(real.x[second])
+    with one_thread():
+        scale, halves = torch.ones(()), None
+        if network is None:
+            scale = torch.cat([one, other]).std(dim=0) + SMALLEST_DEVIATION
+            if len(one) >= _FEW:
+                halves = moments(one), moments(other)
+        distance = distance_from(moments(one / scale))
+        return _Known(len(one), distance, distance(moments(other / scale)), scale, halves)
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def _know_targets(targets: _Samples, network: Network) -> tuple[Tensor, Tensor, float]:
+    """Features (n, …), by what they are divided, and the mean distance of their halves."""
+    real = network(targets.x)
+    with one_thread():
+        is_random = network is see_images
+        scale = real.std(dim=0) + SMALLEST_DEVIATION if is_random else torch.ones(())
+        scaled, deals = real / scale, _deals(len(real))
+        floor = fmean(frechet_between(scaled[one], scaled[other]) for one, other in deals)
+    return real, scale, floor
+
+
+def _deals(num: int) -> list[tuple[Tensor, Tensor]]:
+    return [_halves(num, "translation", index) for index in range(_NUM_DEALS)]
 
 
 def _halves(num: int, *seed: str | int) -> tuple[Tensor, Tensor]:
@@ -192,7 +245,6 @@ def _halves(num: int, *seed: str | int) -> tuple[Tensor, Tensor]:
     return order[:half], order[half : 2 * half]
 
 
-@lru_cache(maxsize=4)
 def _see_training(data_name: str, num: int, network: Network | None) -> Tensor:
     """Features of the public training split, (draws * num, …), the same ones every time."""
     train, _ = find_source(data_name).load()

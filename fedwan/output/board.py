@@ -238,7 +238,8 @@ class Board:
         if floor:
             beside.append(f"{fd / floor:.1f} times the floor {number_text(floor)}")
         if num := numbers.get("num_real"):
-            beside.append(f"{_seen_through(self.config, figures)}n = {int(num)}")
+            seen = figures.get("seen_through")
+            beside.append(f"{seen}, n = {int(num)}" if seen else f"n = {int(num)}")
         if self.fd_untrained is not None:
             beside.append(f"untrained {number_text(self.fd_untrained)}")
         return "Fréchet distance", number_text(fd), beside
@@ -253,15 +254,6 @@ class Board:
         sync = 2 * self.config.steps * self.config.num_sites * self.payload_bytes
         times, what = max(sync / sent, sent / sync), "more" if sync >= sent else "less"
         return bytes_text(sync), f"{times:,.{0 if times >= 10 else 1}f} times {what}"
-
-
-def _seen_through(config: Config, figures: Mapping[str, Any]) -> str:
-    """What images were seen through when their distance was measured, and a comma."""
-    if config.eval.features:
-        return f"{Path(config.eval.features).name}, "
-    if config.workload == COMMAND or "modes" in figures:
-        return ""
-    return "own classifier, " if "histogram" in figures else "random features, "
 
 
 def read_run(out: Path, since: float = 0.0) -> tuple[Board, list[Record]]:

@@ -132,6 +132,7 @@ class Outputs:
             compute_s=totals.compute_s / config.num_sites,
             wait_s=totals.wait_s / config.num_sites,
             utilisation=totals.compute_s / busy_s if busy_s else 0.0,
+            evaluation_s=totals.evaluation_s,
             rounds=versions,
             staleness=totals.staleness / max(1, totals.contributions),
             global_sha256=sha256,

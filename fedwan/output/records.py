@@ -77,7 +77,7 @@ class QualityRecord:
     version: int
     step: int
     figures: Mapping[str, Any]
-    """`fd`, `fd_floor` and whatever else the workload measures."""
+    """`fd`, `fd_floor` and whatever else the workload measures; `seen_through` is a text."""
 
     @property
     def numbers(self) -> dict[str, float]:

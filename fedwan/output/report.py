@@ -104,6 +104,9 @@ def _cards(run: _Run) -> list[tuple[str, str, str]]:
     happened = [event.event for event in run.events]
     odd = f"{happened.count('rejoin')} rejoined, {happened.count('rejected')} rejected"
     private = run.summary.privacy if run.summary else {}
+    measured = ""
+    if run.summary:
+        measured = f"; evaluations: {duration_text(run.summary.evaluation_s)}"
     spent = f"at delta {private['delta']:g}, of {private['unit']}" if private else ""
     return [
         (name.capitalize(), value, "; ".join(beside)),
@@ -112,7 +115,7 @@ def _cards(run: _Run) -> list[tuple[str, str, str]]:
         (
             "Time",
             duration_text(wall_s),
-            f"{min(run.board.step, run.config.steps):,} of {run.config.steps:,} steps",
+            f"{min(run.board.step, run.config.steps):,} of {run.config.steps:,} steps{measured}",
         ),
         ("Rounds", f"{run.board.version:,}", odd),
         *([("Epsilon", number_text(private["epsilon"]), spent)] if private else ()),

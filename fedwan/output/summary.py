@@ -30,7 +30,7 @@ from fedwan.output.units import (
 
 @dataclass(frozen=True)
 class Summary:
-    """A finished run. Seconds are means over the sites, bytes sums over them."""
+    """A finished run. Seconds are means over the sites unless told, bytes sums over them."""
 
     strategy: str
     workload: str
@@ -44,6 +44,8 @@ class Summary:
     wait_s: float
     utilisation: float
     """compute_s / (compute_s + wait_s)."""
+    evaluation_s: float
+    """Sum over all evaluations, from the question to the answer; of several sites', the longest."""
     bytes_up: int
     """On the wire, payloads and framing."""
     bytes_down: int
@@ -58,7 +60,7 @@ class Summary:
     staleness: float
     """Versions between a contribution's start and the update that it is part of, less one; mean."""
     quality: dict[str, Any]
-    """Of the EMA weights on held-out real data: `fd`, `fd_floor`, …"""
+    """Of the EMA weights on held-out real data: `fd`, `fd_floor`, `num_real`, `seen_through`, …"""
     global_sha256: str
     """Of the final global weights, in name order."""
     privacy: dict[str, Any] = field(default_factory=dict)
@@ -149,7 +151,8 @@ def _lines(summary: Summary, board: Board, out: Path) -> Iterator[tuple[str, str
     )
     rest = summary.wall_s - summary.compute_s - summary.wait_s
     if rest >= 1:
-        yield "", f"the other {duration_text(rest)}: starting and measuring"
+        measured = f"evaluations took {duration_text(summary.evaluation_s)}"
+        yield "", f"the other {duration_text(rest)}: starting and measuring; {measured}"
     yield (
         "rounds",
         f"{summary.rounds:,}, from {summary.contributions:,} contributions; "

@@ -46,6 +46,7 @@ class Report(NamedTuple):
     """Numbers or lists of numbers; NaN where one was not finite."""
     samples: bytes = b""
     """Safetensors that were checked, or nothing."""
+    evaluation_s: float = 0.0
 
 
 def is_name(text: str) -> bool:
@@ -114,7 +115,8 @@ class Names:
 def read_report(report: wire.QualityReport) -> Report:
     """Check figures and samples."""
     _check_samples(report.samples)
-    return Report(report.version, _figures(report.figures_json), report.samples)
+    figures = _figures(report.figures_json)
+    return Report(report.version, figures, report.samples, report.evaluation_s)
 
 
 def _figures(text: str) -> dict[str, Any]:

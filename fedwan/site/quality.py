@@ -50,20 +50,25 @@ class Quality:
 
     def answer(self, version: int) -> None:
         """Hand in the quality of the present average; what measures nothing needs no weights."""
-        weights: State | None = None
+        began, weights = time.monotonic(), None
         if not self._is_none:
             weights, header = self._stub.fetch_weights(Asked(kind=Asked.EMA))
             version = header.version
-        self.measure(weights, version)
+        self.measure(weights, version, began)
 
-    def measure(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
-        """Quality of some weights on held-out data, and samples from them, for the coordinator."""
+    def measure(
+        self, weights: Mapping[str, Tensor] | None, version: int, began: float | None = None
+    ) -> None:
+        """Quality of some weights on held-out data, and samples from them, for the coordinator.
+
+        `began`, of `time.monotonic`, if it was before this.
+        """
         is_leader = self._replica.group.rank == 0
         if self._is_none:
             if is_leader:
                 self._stub.report(wire.QualityReport(version=version, figures_json="{}"))
             return
-        began = time.monotonic()
+        began = time.monotonic() if began is None else began
         gpus = [d for d in (self._replica.device,) if d.type == "cuda"]
         figures, tensors, shown = dict[str, Any](), dict[str, Any](), State()
         with self._replica.showing(weights), torch.no_grad(), lent_generators(gpus):
@@ -83,7 +88,12 @@ class Quality:
         text = json.dumps(figures)
         if is_leader:
             samples = safetensors.torch.save(shown)
-            report = wire.QualityReport(version=version, figures_json=text, samples=samples)
+            report = wire.QualityReport(
+                version=version,
+                figures_json=text,
+                samples=samples,
+                evaluation_s=time.monotonic() - began,
+            )
             try:
                 self._stub.report(report)
             except PayloadError as error:

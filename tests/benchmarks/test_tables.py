@@ -26,7 +26,7 @@ def test_a_row_has_local_steps_beside_synchronous_training_of_the_same_seeds(
         asked.append(" ".join(words))
         is_sync = "strategy=sync" in words
         figures = {"fd": 2.0 + ("seed=1" in words) + (not is_sync), "fd_floor": 0.7, "good": 0.5}
-        return figures | {"modes": 7, "bytes_per_step": 100.0 * is_sync}
+        return figures | {"num_real": 40, "modes": 7, "bytes_per_step": 100.0 * is_sync}
 
     monkeypatch.setattr(quality, "train", train)
     row = quality.compare(RING, Runs(tmp_path, kept), range(2), share=0.05)
@@ -35,6 +35,7 @@ def test_a_row_has_local_steps_beside_synchronous_training_of_the_same_seeds(
     assert (row["fd_mean"], row["sync_fd_mean"], row["ratio"]) == (3.5, 2.5, 1.4)
     assert row["ratio_half_interval"] == pytest.approx(12.71 * 0.2 / 2.5, rel=1e-3)
     assert (row["modes"], row["with_all_modes"]) == (7, "0 of 2")
+    assert (row["num_real"], row["seen_through"]) == (40, None)
     assert row["l1_ratio"] is row["teacher_ratio"] is None
     # What was run is not run again, by another process neither.
     assert quality.compare(RING, Runs(tmp_path, kept), range(2), share=0.05) == row

@@ -7,7 +7,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedwan.coordinator.quality import Finding, find
+from fedwan.config import Config, EvalConfig
+from fedwan.coordinator.quality import Finding, find, seen_through
 from fedwan.metrics.distances import compare, merge_comparisons, pack_comparisons
 from fedwan.protocol.evaluation import Evaluation
 from fedwan.protocol.limits import Report
@@ -38,7 +39,7 @@ def test_of_own_data_all_are_asked_and_their_data_measured_together() -> None:
     evaluation = Evaluation(asks_all=True)
     live = ["s1", "s2", "s3"]
     assert evaluation.choose(live, ["s2"]) == live
-    evaluation.hear("s2", own(4, 2, 2.0, kid=0.2, histogram=[1.0]))
+    evaluation.hear("s2", own(4, 2, 2.0, kid=0.2, histogram=[1.0])._replace(evaluation_s=5.0))
     dark = safetensors.torch.save(add_prefix("moments", pack_comparisons([compare(*parts(1))])))
     evaluation.hear("s1", own(4, 1, kid=0.1, histogram=[0.5])._replace(samples=dark))
     assert findings(evaluation, live) == []
@@ -48,6 +49,7 @@ def test_of_own_data_all_are_asked_and_their_data_measured_together() -> None:
     assert (finding.sites, finding.version, finding.complaint) == (("s1", "s2", "s3"), 4, "")
     expected = merge_comparisons([[compare(*parts(seed))] for seed in (1, 2, 3)])
     assert finding.figures == pytest.approx(expected | {"kid": 0.3})
+    assert finding.evaluation_s == 5.0, "the longest"
     assert float(safetensors.torch.load(finding.samples)["generated"][0, 0]) == 2.0
     assert evaluation.is_idle(live)
     assert evaluation.choose(live, []) == live
@@ -71,3 +73,24 @@ def test_without_moments_the_mean_is_taken_and_said_to_be_one(samples: bytes | N
     (finding,) = findings(evaluation, ["s1", "s2"])
     assert finding.figures == {"fd": 2.0, "fd_floor": 0.5}
     assert "fd is the mean over sites" in finding.complaint
+
+
+IMAGES = {"fd": 1.0, "num_real": 9}
+
+
+@pytest.mark.parametrize(
+    ("figures", "config", "expected"),
+    [
+        (IMAGES, Config(), "random features"),  # a recipe's own data set, whatever data.name is
+        (IMAGES | {"histogram": [1.0]}, Config(), "own classifier"),
+        (IMAGES, Config(eval=EvalConfig(features="/models/clip.pt")), "clip.pt"),
+        (IMAGES, Config(eval=EvalConfig(features="own.seen:means")), "own.seen:means"),
+        (IMAGES | {"histogram": [1.0], "modes": 8}, Config(), ""),
+        ({"fd": 1.0}, Config(), ""),
+        (IMAGES, Config(workload="command"), ""),
+    ],
+)
+def test_what_images_were_seen_through_follows_from_figures_and_settings(
+    figures: dict[str, object], config: Config, expected: str
+) -> None:
+    assert seen_through(config, figures) == expected

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
+from fedwan.app import load_run
 from fedwan.errors import ConfigError
 from fedwan.metrics import NUM_DRAWS, measure_quality, measure_translation
 from fedwan.metrics.distances import frechet_between
@@ -98,6 +102,33 @@ def test_a_folder_of_transformers_sees_images_at_its_own_size(tmp_path: Path) ->
     assert network_sha256(str(tmp_path / "clip")) != before
 
 
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({}, (24, 24)),
+        ({"size": 16}, (16, 16)),
+        ({"size": {"shortest_edge": 32}, "crop_size": {"height": 16, "width": 24}}, (16, 24)),
+        ({"size": {"shortest_edge": 32}, "crop_size": 16}, (16, 16)),
+        ({"size": {"height": 32, "width": 16}, "crop_size": 8, "do_center_crop": False}, (32, 16)),
+    ],
+)
+def test_a_folder_of_transformers_sees_images_of_the_size_that_its_preprocessor_makes(
+    tmp_path: Path, told: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = transformers.Dinov2Config(**sizes, image_size=24, patch_size=8)
+    model = transformers.AutoModel.from_config(config)
+    model.save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(told))
+    x = interpolate((IMAGES[:5] + 1) / 2, expected, mode="bicubic", antialias=True).clamp(0, 1)
+    with torch.no_grad():
+        made = model.eval()(pixel_values=2 * x - 1).pooler_output
+    torch.testing.assert_close(
+        load_network(str(tmp_path), CPU)(IMAGES[:5]), made, atol=0.05, rtol=0
+    )
+
+
 def test_what_is_no_such_network_is_told_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "text.pt").write_text("no network")
     (tmp_path / "folder").mkdir()
@@ -124,6 +155,61 @@ def test_what_is_no_such_network_is_told_in_a_line(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=rf"eval\.features = '.*{name}' {told}") as caught:
             load_network(str(tmp_path / name), CPU)
         assert len(str(caught.value).splitlines()) == 1
+
+
+OWN = """
+def means(device):
+    return lambda x: x.to(device).mean(dim=(2, 3))
+
+def flat(device):
+    return lambda x: x.mean().expand(7)
+
+def broken(device):
+    return lambda x: x @ x[0, 0, :1]
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    package = tmp_path / "own_features"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "seen.py").write_text(OWN)
+    (tmp_path / "own_broken.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    return package / "seen.py"
+
+
+def test_a_function_of_an_installed_package_gives_a_network_of_images(own: Path) -> None:
+    name = "own_features.seen:means"
+    see, mean = load_network(name, CPU), IMAGES.mean(dim=(2, 3))
+    torch.testing.assert_close(see(IMAGES), mean)
+    torch.testing.assert_close(see(IMAGES[:, :1]), mean[:, :1].expand(-1, 3))
+    before = network_sha256(name)
+    assert load_run(None, [f"eval.features={name}"]).eval.features == name
+    own.write_text(OWN + "# another one")
+    assert network_sha256(name) != before
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("own_gone.seen:means", "no module 'own_gone.seen' is installed"),
+        ("own_features.gone:means", "no module 'own_features.gone' is installed"),
+        ("own_broken.seen:means", "ZeroDivisionError: .*install"),
+        ("own_features.seen:gone", "has no attribute 'gone'"),
+        ("own_features.seen:broken", r"cannot be used: .*\(seen.py:9\)"),
+        ("own_features.seen:flat", "gives no tensor of"),
+        ("own_broken:means", r"cannot be used: .*division by zero.* \(own_broken.py:1\)"),
+    ],
+)
+@pytest.mark.usefixtures("own")
+def test_a_function_that_is_none_or_gives_no_features_is_told_in_a_line(
+    name: str, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        load_network(name, CPU)
+    assert name in str(caught.value) and len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("side", [8, 16, 32])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -82,6 +83,58 @@ def test_figures_are_ready_for_json_and_the_same_in_any_number_of_threads(
         texts.append(json.dumps(figures))
     torch.set_num_threads(before)
     assert texts[0] == texts[1]
+
+
+def test_a_network_of_the_users_own_runs_in_as_many_threads_as_torch_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[int] = []
+
+    def see(x: Tensor) -> Tensor:
+        threads.append(torch.get_num_threads())
+        return x.flatten(1)[:, :4]
+
+    monkeypatch.setattr("fedwan.metrics.quality.load_network", lambda *_: see)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        x = torch.randn(12, 3, 8, 8, generator=GENERATOR)
+        measure_quality("folder", Batch(x, torch.zeros(12)), x.repeat(2, 1, 1, 1)[:18], "net")
+        measure_translation(x, x, "net")
+        held_out, samples = real_samples("digits", seed=1)
+        measure_quality("digits", held_out, samples, "net")
+        assert set(threads) == {3} and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_held_out_samples_and_features_decide_is_computed_once_for_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[int] = []
+    roots: list[int] = []
+    eigh = torch.linalg.eigh
+
+    def see(x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return x.flatten(1)[:, :4]
+
+    def count(x: Tensor) -> Any:
+        roots.append(len(x))
+        return eigh(x)
+
+    monkeypatch.setattr("fedwan.metrics.quality.load_network", lambda *_: see)
+    monkeypatch.setattr("torch.linalg.eigh", count)
+    x = torch.randn(12, 3, 8, 8, generator=GENERATOR)
+    for real, expected in ((x, [6, 6, 18]), (x.clone(), [18]), (-x, [6, 6, 18])):
+        seen.clear()
+        roots.clear()
+        measure_quality("folder", Batch(real, torch.zeros(12)), torch.cat([x, x])[:18], "net")
+        assert sorted(seen) == expected and len(roots) == (len(expected) > 1)
+    seen.clear()
+    one, other = (measure_translation(x, x * factor, "net") for factor in (1, 0.5))
+    assert seen == [12, 12, 12] and one["fd_floor"] == other["fd_floor"] > 0
+    assert one["fd"] == pytest.approx(one["fd_floor"]) and other["fd"] > 0
 
 
 def test_samples_of_a_diverged_run_are_refused_with_the_mend() -> None:

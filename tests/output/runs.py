@@ -16,6 +16,7 @@ from fedwan.output.records import Record, to_record
 TOTALS = Totals(
     compute_s=8.0,
     wait_s=2.0,
+    evaluation_s=3.0,
     bytes_up=4000,
     bytes_down=4100,
     contributions=4,
