@@ -304,7 +304,8 @@ class EvalConfig:
     for most."""
     features: str = ""
     """Network that images are seen through: the path, at the coordinator and at every site, of a
-    TorchScript file (such as Inception's) or of a transformers vision model's folder."""
+    TorchScript file (such as Inception's) or of a transformers vision model's folder; or
+    `package.module:function` of what is installed at all of them."""
 
 
 @dataclass

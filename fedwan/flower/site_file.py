@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -98,14 +98,25 @@ def assignment_path(site: SiteFile) -> Path:
     return Path(site.dir) / "training" / "assignment.json"
 
 
+def _imported(config: Config) -> Iterator[tuple[str, str]]:
+    """What a run has a site import, besides fedwan."""
+    yield "workload", config.workload
+    if config.eval.features:
+        from fedwan.metrics.network import named_function  # torch comes with it
+
+        if named := named_function(config.eval.features):
+            yield "eval.features", named[0]
+
+
 def find_command(config: Config, site: SiteFile) -> tuple[list[str], str]:
     """Words of what a run has a site run, and the folder that they start in."""
     if config.workload != COMMAND:
-        if site.recipes and config.workload not in site.recipes:
-            raise ConfigError(
-                f"workload = {config.workload!r} is not among the recipes that this site allows "
-                f"({', '.join(site.recipes)}); its owner can add it to `recipes` in SITE.yaml"
-            )
+        for key, name in _imported(config) if site.recipes else ():
+            if name not in site.recipes:
+                raise ConfigError(
+                    f"{key} = {name!r} is not among the recipes that this site allows "
+                    f"({', '.join(site.recipes)}); its owner can add it to `recipes` in SITE.yaml"
+                )
         launcher = [sys.executable, "-m"]
         if config.site.processes > 1:
             launcher += ["torch.distributed.run", "--nnodes", "1", "--rdzv-backend", "c10d"]

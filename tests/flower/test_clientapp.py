@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import pytest
 
 from fedwan.app import load_run
-from fedwan.config import to_json
+from fedwan.config import Config, EvalConfig, to_json
 from fedwan.errors import ConfigError, DiskFull, FedwanError, JoinRefused, UserError
 from fedwan.flower.clientapp import train
-from fedwan.flower.site_file import SiteFile
+from fedwan.flower.site_file import SiteFile, find_command
 from fedwan.flower.status import Status
 from fedwan.link.base import Ticket
 from fedwan.site.assignment import MEMORY
@@ -302,3 +302,10 @@ def test_what_a_site_s_owner_did_not_put_there_is_not_started(
     with pytest.raises(ConfigError, match=text) as raised:
         run(tmp_path, command=command, workload=workload)
     assert "\n" not in str(raised.value)
+
+
+def test_of_modules_to_see_images_through_a_site_imports_those_that_its_owner_names() -> None:
+    config = Config(workload="flow", eval=EvalConfig(features="json.tool:main"))
+    with pytest.raises(ConfigError, match="eval.features = 'json.tool' is not among the recipes"):
+        find_command(config, SiteFile(recipes=["flow"]))
+    find_command(config, SiteFile(recipes=["flow", "json.tool"]))
