@@ -202,6 +202,12 @@ def _installed(paths: tuple[str, ...], what: str, package: str) -> Path:
 
 def _draw(listed: list[Emoji], size: int) -> Tensor:
     font = _installed(FONTS, "the font Noto Color Emoji", "fonts-noto-color-emoji")
+    if not require("PIL.features", "demo").check("raqm"):
+        # Pillow would draw an emoji of several characters as several, and say nothing.
+        raise ConfigError(
+            "data.name=emoji needs a Pillow that lays out text with raqm, which this one cannot: "
+            "install the package libfribidi0, and Pillow from its wheel"
+        )
     image, draw = require("PIL.Image", "demo"), require("PIL.ImageDraw", "demo")
     loaded = require("PIL.ImageFont", "demo").truetype(str(font), _STRIKE)
     pictures = np.empty((len(listed), size, size, 3), np.uint8)

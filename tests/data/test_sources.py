@@ -121,12 +121,36 @@ LIST = """
 """
 
 
-def test_variants_of_skin_and_gender_are_one_family_and_flags_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a short list of emoji, and a file that is no font."""
+    (tmp_path / "emoji-test.txt").write_text(LIST)
+    (tmp_path / "font.ttf").write_bytes(b"no font")
+    monkeypatch.setattr(toys, "LISTS", (str(tmp_path / "emoji-test.txt"),))
+    monkeypatch.setattr(toys, "FONTS", (str(tmp_path / "font.ttf"),))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("file", "package"),
+    [("emoji-test.txt", "unicode-data"), ("font.ttf", "fonts-noto-color-emoji")],
+)
+def test_emoji_without_their_font_or_list_name_the_package(
+    installed: Path, file: str, package: str
 ) -> None:
-    path = tmp_path / "emoji-test.txt"
-    path.write_text(LIST)
-    monkeypatch.setattr(toys, "LISTS", (str(path),))
+    (installed / file).unlink()
+    refused(f"not at {installed / file}: install the package {package}$", toys.load_emoji)
+
+
+def test_emoji_without_raqm_which_would_be_drawn_in_pieces_are_refused(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("PIL.features.check", lambda feature: feature != "raqm")
+    refused("with raqm, .* install the package libfribidi0", toys.load_emoji)
+
+
+@pytest.mark.usefixtures("installed")
+def test_variants_of_skin_and_gender_are_one_family_and_flags_are_not() -> None:
     found = listed_emoji()
     assert [one.name for one in found][:2] == ["waving hand", "waving hand: light skin tone"]
     assert Counter(one.family for one in found) == {
