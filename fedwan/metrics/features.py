@@ -9,7 +9,6 @@ photographs of any size; figures taken through them compare with each other alon
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -20,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedwan.data import find_source
-from fedwan.errors import CheckpointError
+from fedwan.data.cached import cached
 from fedwan.models.layers import at_once
 from fedwan.rng import derive_seed, seeded_init
-from fedwan.state import clone, hash_state, read_tensors, write_tensors
+from fedwan.state import hash_state
 from fedwan.workloads.base import Batch
 
 NUM_FEATURES = 32
@@ -37,8 +36,6 @@ _SMOOTHING = 0.1
 _WIDTHS = (3, 16, 16, 32)
 _SLOPE = 0.2  # a unit that is silent for real images would not notice others
 _CHUNK = 64
-
-_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -88,18 +85,15 @@ def load_classifier(data_name: str, folder: Path | None = None) -> Classifier:
     train, _ = source.load()
     data = hash_state({"x": train.x, "y": train.y})
     name = f"classifier-{data_name}-{derive_seed(_VERSION, torch.__version__, data):016x}"
-    path = (folder or Path.home() / ".cache" / "fedwan") / f"{name}.safetensors"
     with seeded_init(0):  # overwritten, but it must not draw from the global generator
         model = Classifier(source.shape[0], source.shape[-1], source.num_classes)
-    try:
-        model.load_state_dict(read_tensors(path)[0])
-    except (CheckpointError, RuntimeError):  # it is not there, or damaged
-        weights = clone(train_classifier(train, source.num_classes).state_dict())
-        model.load_state_dict(weights)
-        try:
-            write_tensors(path, weights, {})
-        except OSError as error:
-            _log.warning("classifier not cached at %s: %s", path, error)
+    weights = cached(
+        name,
+        model.state_dict(),
+        lambda: train_classifier(train, source.num_classes).state_dict(),
+        folder,
+    )
+    model.load_state_dict(weights)
     return model.eval().requires_grad_(False)
 
 

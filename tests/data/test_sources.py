@@ -128,6 +128,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "font.ttf").write_bytes(b"no font")
     monkeypatch.setattr(toys, "LISTS", (str(tmp_path / "emoji-test.txt"),))
     monkeypatch.setattr(toys, "FONTS", (str(tmp_path / "font.ttf"),))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return tmp_path
 
 
@@ -140,6 +141,30 @@ def test_emoji_without_their_font_or_list_name_the_package(
 ) -> None:
     (installed / file).unlink()
     refused(f"not at {installed / file}: install the package {package}$", toys.load_emoji)
+
+
+def test_emoji_are_drawn_again_for_another_size_font_or_list_alone(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+
+    def draw(listed: list[toys.Emoji], font: Path, size: int) -> Tensor:
+        drawn.append(size)
+        pixels = torch.arange(len(listed) * 3 * size * size) % 256
+        return pixels.to(torch.uint8).view(-1, 3, size, size)
+
+    monkeypatch.setattr(toys, "_draw", draw)
+    first, again, _ = toys.load_emoji(8), toys.load_emoji(8), toys.load_emoji(16)
+    assert all(torch.equal(a.x, b.x) for a, b in zip(first, again, strict=True))
+    assert drawn == [8, 16]
+    (installed / "font.ttf").write_bytes(b"an0ther")
+    toys.load_emoji(8)
+    (installed / "emoji-test.txt").write_text(LIST.replace("1F373", "1F3A4"))
+    toys.load_emoji(8)
+    assert drawn == [8, 16, 8, 8]
+    for file in (installed / "home" / ".cache" / "fedwan").iterdir():
+        file.write_bytes(b"damaged")
+    assert torch.equal(toys.load_emoji(8)[0].x, first[0].x) and len(drawn) == 5
 
 
 def test_emoji_without_raqm_which_would_be_drawn_in_pieces_are_refused(
