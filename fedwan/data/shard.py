@@ -18,7 +18,6 @@ from fedwan.data.loader import Fetch, InMemory, Loader, copied, is_stream, tell
 from fedwan.data.sources import (
     check_data,
     data_at_site,
-    find_source,
     source_of,
     split_indices,
 )
@@ -120,7 +119,7 @@ def open_shard(
 def held_out_of(config: DataConfig) -> Batch:
     """The held-out data of a configuration, with the path that files have at this site."""
     if config.name not in FILE_NAMES:
-        return find_source(config.name).load()[1]
+        return source_of(config).load()[1]
     held_out: Batch = open_files(config).held_out
     return held_out
 
@@ -158,7 +157,7 @@ def check_files(config: Config, *, captions: bool = False) -> list[str]:
     names, data, faults = site_names(config), config.data, Faults()
     if data.name not in FILE_NAMES:
         with faults.caught():
-            y = find_source(data.name).load()[0].y
+            y = source_of(data).load()[0].y
             parts = split_indices(y, data.split, len(names), config.seed)
             _require_batch(data.batch, min(len(part) for part in parts))
         return faults.lines

@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -46,10 +46,12 @@ class Source:
     """Of one sample, without the batch."""
     num_classes: int
     """Labels are 0 … num_classes - 1."""
-    read: Callable[[], tuple[Batch, Batch]] | None = None
+    read: Callable[..., tuple[Batch, Batch]] | None = None
     """Makes the (training, held-out) data of a set in memory."""
     mixture: Callable[[], toys.Mixture] | None = None
     """The distribution that the points come from, where it is known: modes are counted on it."""
+    sizes: range = range(0)
+    """Pixels a side that `read` may be asked for, where there are several."""
     inputs: int = 0
     """Channels at the front of a sample that are given; a workload learns to make the others."""
 
@@ -69,27 +71,38 @@ SOURCES = {
     for source in (
         Source("digits", (1, 8, 8), 10, cache(toys.load_digits)),
         Source("ring8", (2,), 8, cache(toys.draw_ring8), toys.ring8),
-        Source("emoji", (3, 32, 32), len(toys.GROUPS), cache(toys.load_emoji)),
+        Source(
+            *("emoji", (3, 32, 32), len(toys.GROUPS), cache(toys.load_emoji)),
+            sizes=range(16, 129),
+        ),
         Source("photo_edges", (4, 32, 32), 5, cache(toys.load_photo_edges), inputs=1),
     )
 }
 
 
-def find_source(name: str) -> Source:
-    """The data set called `name` that comes with fedwan; a `ConfigError` if there is none."""
+def find_source(name: str, size: int = 0) -> Source:
+    """The data set called `name` that comes with fedwan; a `ConfigError` if there is none.
+
+    With pictures of `size` pixels a side, where it has several sizes.
+    """
     if name not in SOURCES:
         valid = [*SOURCES, *FILE_NAMES]
         raise ConfigError(
             f"data.name is {name!r}, which fedwan does not know{nearest(name, valid)}; "
             f"valid: {', '.join(valid)}"
         )
-    return SOURCES[name]
+    source = SOURCES[name]
+    if size not in source.sizes or size == source.shape[-1]:
+        return source
+    assert source.read is not None
+    shape, read = (*source.shape[:-2], size, size), partial(source.read, size)
+    return dataclasses.replace(source, shape=shape, read=read)
 
 
 def source_of(config: DataConfig) -> Source:
     """What is known of the data set that a configuration names, without reading it."""
     if config.name not in FILE_NAMES:
-        return find_source(config.name)
+        return find_source(config.name, config.size)
     size, num_classes = size_of(config), max(1, len(parse_classes(config.classes)))
     inputs = 3 if config.name in PAIRS else 0
     return Source(config.name, (3 + inputs, size, size), num_classes, inputs=inputs)
@@ -136,8 +149,13 @@ def check_data(config: DataConfig) -> None:
 
 
 def _faults(config: DataConfig) -> Iterator[str]:
-    source_of(config)  # refuses names that nobody knows
+    sizes = source_of(config).sizes  # refuses names that nobody knows
     kind = parse_split(config.split)[0]
+    if config.size and sizes and config.size not in sizes:
+        yield (
+            f"data.size = {config.size} is out of range for {config.name}; choose 0, or "
+            f"{sizes[0]} to {sizes[-1]}"
+        )
     if config.name not in FILE_NAMES:
         return
     is_own = kind == "own"

@@ -184,14 +184,14 @@ def listed_emoji() -> list[Emoji]:
 def load_emoji(size: int = 32) -> tuple[Batch, Batch]:
     """Training and held-out pictures (N, 3, size, size) in [-1, 1] on white; labels are groups."""
     listed = listed_emoji()
-    pictures = _pictures(listed, size).float() / 127.5 - 1
+    pictures = _pictures(listed, size)
     groups = torch.tensor([one.group for one in listed])
     held_out = torch.tensor([one.is_held_out for one in listed])
     order = torch.randperm(int(held_out.sum()), generator=torch.Generator().manual_seed(0))
-    return (
-        Batch(pictures[~held_out], groups[~held_out]),
-        Batch(pictures[held_out][order], groups[held_out][order]),
-    )
+    parts = (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)[order]
+    # In place: at 128 pixels they are 0.7 GB.
+    train, test = (Batch(pictures[at].float().div_(127.5).sub_(1), groups[at]) for at in parts)
+    return train, test
 
 
 def _installed(paths: tuple[str, ...], what: str, package: str) -> Path:

@@ -36,6 +36,7 @@ _SMOOTHING = 0.1
 _WIDTHS = (3, 16, 16, 32)
 _SLOPE = 0.2  # a unit that is silent for real images would not notice others
 _CHUNK = 64
+_MOST_PIXELS = 1 << 21  # seen together by the classifier: 0.5 GB
 
 
 @contextmanager
@@ -52,14 +53,17 @@ def one_thread() -> Iterator[None]:
 class Classifier(nn.Module):
     """Convolutions and a dense layer of features, for images (batch, channels, side, side).
 
-    The side is 4 times a power of two; strided convolutions bring it to 4.
+    Strided convolutions bring the side, of 4 or more, to 4 if it is a power of two, else to 5 to 7,
+    of which means are taken.
     """
 
     def __init__(self, channels: int, side: int, num_classes: int) -> None:
         super().__init__()
         strided: list[nn.Module] = []
-        while 4 << len(strided) // 2 < side:
+        while 8 << len(strided) // 2 <= side:
             strided += [nn.Conv2d(32, 32, 3, stride=2, padding=1), nn.ReLU()]
+        if side & (side - 1):
+            strided.append(nn.AdaptiveAvgPool2d(4))
         self.body = nn.Sequential(
             nn.Conv2d(channels, 32, 3, padding=1),
             nn.ReLU(),
@@ -74,14 +78,18 @@ class Classifier(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features (N, NUM_FEATURES) and logits (N, classes) of images, on the CPU."""
         with one_thread():
-            features = self.body(x.detach().to("cpu", torch.float32))
+            chunks = torch.split(x.detach(), at_once(x.shape, _MOST_PIXELS))
+            features = torch.cat([self.body(part.to("cpu", torch.float32)) for part in chunks])
             return features, self.head(features)
 
 
 @cache
-def load_classifier(data_name: str, folder: Path | None = None) -> Classifier:
-    """The classifier of a data set of images, from its cache or trained now (digits: 2 s)."""
-    source = find_source(data_name)
+def load_classifier(data_name: str, size: int = 0, folder: Path | None = None) -> Classifier:
+    """The classifier of a data set of images, from its cache or trained now (digits: 2 s).
+
+    For `size` see `find_source`.
+    """
+    source = find_source(data_name, size)
     train, _ = source.load()
     data = hash_state({"x": train.x, "y": train.y})
     name = f"classifier-{data_name}-{derive_seed(_VERSION, torch.__version__, data):016x}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedwan.app import load_run
 from fedwan.config import Config, DataConfig
 from fedwan.data import find_source, num_labels, source_of, toys
-from fedwan.data.sources import parse_classes, parse_split, split_indices
+from fedwan.data.sources import check_data, parse_classes, parse_split, split_indices
 from fedwan.data.toys import GROUPS, _cut, _held_out_blocks, listed_emoji
 from fedwan.errors import ConfigError
 from fedwan.state import hash_state
@@ -132,6 +134,20 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def drawn(installed: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The size of each drawing, which has other pictures in it."""
+    sizes: list[int] = []
+
+    def draw(listed: list[toys.Emoji], font: Path, size: int) -> Tensor:
+        sizes.append(size)
+        pixels = torch.arange(len(listed) * 3 * size * size) % 251
+        return pixels.to(torch.uint8).view(-1, 3, size, size)
+
+    monkeypatch.setattr(toys, "_draw", draw)
+    return sizes
+
+
 @pytest.mark.parametrize(
     ("file", "package"),
     [("emoji-test.txt", "unicode-data"), ("font.ttf", "fonts-noto-color-emoji")],
@@ -144,16 +160,8 @@ def test_emoji_without_their_font_or_list_name_the_package(
 
 
 def test_emoji_are_drawn_again_for_another_size_font_or_list_alone(
-    installed: Path, monkeypatch: pytest.MonkeyPatch
+    installed: Path, drawn: list[int]
 ) -> None:
-    drawn: list[int] = []
-
-    def draw(listed: list[toys.Emoji], font: Path, size: int) -> Tensor:
-        drawn.append(size)
-        pixels = torch.arange(len(listed) * 3 * size * size) % 256
-        return pixels.to(torch.uint8).view(-1, 3, size, size)
-
-    monkeypatch.setattr(toys, "_draw", draw)
     first, again, _ = toys.load_emoji(8), toys.load_emoji(8), toys.load_emoji(16)
     assert all(torch.equal(a.x, b.x) for a, b in zip(first, again, strict=True))
     assert drawn == [8, 16]
@@ -165,6 +173,19 @@ def test_emoji_are_drawn_again_for_another_size_font_or_list_alone(
     for file in (installed / "home" / ".cache" / "fedwan").iterdir():
         file.write_bytes(b"damaged")
     assert torch.equal(toys.load_emoji(8)[0].x, first[0].x) and len(drawn) == 5
+
+
+@pytest.mark.usefixtures("drawn")
+def test_emoji_have_the_size_that_is_asked_for() -> None:
+    source = source_of(DataConfig("emoji", size=64))
+    train, _ = source.load()
+    assert source.shape == train.x.shape[1:] == (3, 64, 64)
+    assert source_of(DataConfig("emoji")).shape == find_source("emoji", 32).shape == (3, 32, 32)
+    assert find_source("digits", 64) is find_source("digits")
+    assert load_run(None, ["data.name=emoji", "data.size=64"]).data.size == 64
+    for size in (8, 256):
+        says = f"data.size = {size} is out of range for emoji; choose 0, or 16 to 128"
+        refused(says, partial(check_data, DataConfig("emoji", size=size)))
 
 
 def test_emoji_without_raqm_which_would_be_drawn_in_pieces_are_refused(
