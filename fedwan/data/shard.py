@@ -96,19 +96,21 @@ def open_shard(
     """Open one site's shard, of the data set and split that this site's `config` has.
 
     The run's `seed` deals the training data, and does not touch the held-out data. With `captions`,
-    batches of files are dicts of `x`, `y` and `caption`, a list of text. A `ConfigError` says what
-    is wrong with the settings, the split, or the first file that is.
+    batches are dicts of `x`, `y` and `caption`, a list of text. A `ConfigError` says what is wrong
+    with the settings, the split, or the first file that is.
     """
     check_data(config)
     source = source_of(config)
     train: Any
+    held_out: Any
     if config.name in FILE_NAMES:
         files = open_files(config, captions)
         train, held_out = files.train(config.split, site_index, num_sites, seed), files.held_out
     else:
-        everything, held_out = source.load()
-        mine = split_indices(everything.y, config.split, num_sites, seed)[site_index]
-        train = InMemory(InMemory(everything).take(mine))
+        everything, held_out = source.load_captioned() if captions else source.load()
+        rows = InMemory(everything)
+        mine = split_indices(rows.labels, config.split, num_sites, seed)[site_index]
+        train = InMemory(rows.take(mine))
     told = site_index if config.labels == "site" else None
     reading = (told, config.workers, config.flip)
     shard = Shard(train, held_out, source.public, *reading)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,6 +53,8 @@ class Source:
     """The distribution that the points come from, where it is known: modes are counted on it."""
     sizes: range = range(0)
     """Pixels a side that `read` may be asked for, where there are several."""
+    captions: Callable[[], tuple[list[str], list[str]]] | None = None
+    """Of what `read` gives, where it has any."""
     inputs: int = 0
     """Channels at the front of a sample that are given; a workload learns to make the others."""
 
@@ -65,6 +68,16 @@ class Source:
         assert self.read is not None
         return self.read()
 
+    def load_captioned(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The same as dicts of `x`, `y` and `caption`, a list of text, if it has any."""
+        if self.captions is None:
+            raise ConfigError(
+                f"data.name = {self.name!r} has no captions; set data.name=folder and data.path, "
+                "or data.name=emoji"
+            )
+        (train, held_out), (names, others) = self.load(), self.captions()
+        return {**train._asdict(), "caption": names}, {**held_out._asdict(), "caption": others}
+
 
 SOURCES = {
     source.name: source
@@ -74,6 +87,7 @@ SOURCES = {
         Source(
             *("emoji", (3, 32, 32), len(toys.GROUPS), cache(toys.load_emoji)),
             sizes=range(16, 129),
+            captions=toys.emoji_names,
         ),
         Source("photo_edges", (4, 32, 32), 5, cache(toys.load_photo_edges), inputs=1),
     )

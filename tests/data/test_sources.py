@@ -19,6 +19,7 @@ from fedwan.data.sources import check_data, parse_classes, parse_split, split_in
 from fedwan.data.toys import GROUPS, _cut, _held_out_blocks, listed_emoji
 from fedwan.errors import ConfigError
 from fedwan.state import hash_state
+from tests.data.emoji import LIST, fake_drawing, install
 from tests.data.files import refused
 
 GOLDEN = {
@@ -108,44 +109,15 @@ def test_what_is_no_split_is_refused_with_the_valid_forms(number: str) -> None:
             parse_split(kind + number)
 
 
-LIST = """
-# group: People & Body
-1F44B ; fully-qualified # 👋 E0.6 waving hand
-1F44B 1F3FB ; fully-qualified # 👋🏻 E1.0 waving hand: light skin tone
-1F468 200D 1F373 ; fully-qualified # 👨‍🍳 E4.0 man cook
-1F469 200D 1F373 ; fully-qualified # 👩‍🍳 E4.0 woman cook
-# group: Component
-1F3FB ; component # 🏻 E1.0 light skin tone
-# group: Flags
-1F1EB 1F1F7 ; fully-qualified # 🇫🇷 E2.0 flag: France
-1F1E9 1F1EA ; fully-qualified # 🇩🇪 E0.6 flag: Germany
-263A ; unqualified # ☺ E0.6 smiling face
-"""
-
-
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a short list of emoji, and a file that is no font."""
-    (tmp_path / "emoji-test.txt").write_text(LIST)
-    (tmp_path / "font.ttf").write_bytes(b"no font")
-    monkeypatch.setattr(toys, "LISTS", (str(tmp_path / "emoji-test.txt"),))
-    monkeypatch.setattr(toys, "FONTS", (str(tmp_path / "font.ttf"),))
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    install(tmp_path, monkeypatch)
     return tmp_path
 
 
 @pytest.fixture
 def drawn(installed: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The size of each drawing, which has other pictures in it."""
-    sizes: list[int] = []
-
-    def draw(listed: list[toys.Emoji], font: Path, size: int) -> Tensor:
-        sizes.append(size)
-        pixels = torch.arange(len(listed) * 3 * size * size) % 251
-        return pixels.to(torch.uint8).view(-1, 3, size, size)
-
-    monkeypatch.setattr(toys, "_draw", draw)
-    return sizes
+    return fake_drawing(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +180,7 @@ def test_variants_of_skin_and_gender_are_one_family_and_flags_are_not() -> None:
     assert {GROUPS[one.group] for one in found} == {"People & Body", "Flags"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not all(Path(paths[0]).exists() for paths in (toys.FONTS, toys.LISTS)),
     reason="the font Noto Color Emoji or Unicode's list is not installed",
