@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from fedwan.config import FILE_NAMES, Config, DataConfig, site_names
-from fedwan.data.files import open_files
+from fedwan.data.files import MOST_HELD_OUT, open_files
 from fedwan.data.loader import Fetch, InMemory, Loader, copied, is_stream, tell
 from fedwan.data.sources import (
     check_data,
@@ -26,8 +26,6 @@ from fedwan.extras import require
 from fedwan.rng import derive_seed
 from fedwan.uses import Faults
 from fedwan.workloads.base import Batch
-
-_MOST_HELD_OUT = 512
 
 
 @dataclass(frozen=True)
@@ -112,17 +110,15 @@ def open_shard(
         mine = split_indices(rows.labels, config.split, num_sites, seed)[site_index]
         train = InMemory(rows.take(mine))
     told = site_index if config.labels == "site" else None
-    reading = (told, config.workers, config.flip)
-    shard = Shard(train, held_out, source.public, *reading)
+    shard = Shard(train, held_out, source.public, told, config.workers, config.flip)
     _require_batch(config.batch, shard.num_samples)
     return shard
 
 
 def held_out_of(config: DataConfig) -> Batch:
     """The held-out data of a configuration, with the path that files have at this site."""
-    if config.name not in FILE_NAMES:
-        return source_of(config).load()[1]
-    held_out: Batch = open_files(config).held_out
+    is_file = config.name in FILE_NAMES
+    held_out: Batch = open_files(config).held_out if is_file else source_of(config).load()[1]
     return held_out
 
 
@@ -145,7 +141,7 @@ def dataset_of(module: ModuleType, config: Config, site: str) -> Shard:
                 f"dataset() of workload {config.workload!r} returned {what} for site {site!r}; "
                 "return a torch Dataset with samples, or a pair of two"
             )
-    measured = None if held_out is None else Shard(held_out).drawn(_MOST_HELD_OUT, 0)
+    measured = None if held_out is None else Shard(held_out).drawn(MOST_HELD_OUT, 0)
     shard = Shard(train, measured, workers=config.data.workers)
     _require_batch(config.data.batch, shard.num_samples)
     return shard

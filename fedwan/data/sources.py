@@ -28,7 +28,6 @@ from fedwan.rng import derive_seed
 from fedwan.workloads.base import Batch
 
 PAIRS = ("pairs", "pairs_b_to_a")
-_LEAST_PAIR_SIZE = 32
 _CLASSES = "names like cat,dog, or how many there are, like 10, which numbers them 0 to 9"
 _SPLITS = (
     "iid, by_label, or dirichlet:A with A > 0 (as in dirichlet:0.5); own where each site has files "
@@ -52,7 +51,7 @@ class Source:
     mixture: Callable[[], toys.Mixture] | None = None
     """The distribution that the points come from, where it is known: modes are counted on it."""
     sizes: range = range(0)
-    """Pixels a side that `read` may be asked for, where there are several."""
+    """Pixels a side that may be asked for, where not any may, or none."""
     captions: Callable[[], tuple[list[str], list[str]]] | None = None
     """Of what `read` gives, where it has any."""
     inputs: int = 0
@@ -117,14 +116,10 @@ def source_of(config: DataConfig) -> Source:
     """What is known of the data set that a configuration names, without reading it."""
     if config.name not in FILE_NAMES:
         return find_source(config.name, config.size)
-    size, num_classes = size_of(config), max(1, len(parse_classes(config.classes)))
-    inputs = 3 if config.name in PAIRS else 0
-    return Source(config.name, (3 + inputs, size, size), num_classes, inputs=inputs)
-
-
-def size_of(config: DataConfig) -> int:
-    """Pixels a side of pictures."""
-    return config.size or (256 if config.name in PAIRS else 64)
+    pairs, num_classes = config.name in PAIRS, max(1, len(parse_classes(config.classes)))
+    size, inputs = config.size or (256 if pairs else 64), 3 if pairs else 0
+    sizes = range(32, 1025) if pairs else range(0)
+    return Source(config.name, (3 + inputs, size, size), num_classes, sizes=sizes, inputs=inputs)
 
 
 def parse_classes(text: str) -> tuple[str, ...]:
@@ -175,11 +170,6 @@ def _faults(config: DataConfig) -> Iterator[str]:
     is_own = kind == "own"
     if kind == "by_label" and not config.classes:
         yield f"data.split is 'by_label', and no class is named; set data.classes to {_CLASSES}"
-    if config.name in PAIRS and 0 < config.size < _LEAST_PAIR_SIZE:
-        yield (
-            f"data.size = {config.size} is out of range for pairs; choose 0, or "
-            f"{_LEAST_PAIR_SIZE} to 1024"
-        )
     if not is_own and SITE in config.path:
         yield (
             f"data.path is {config.path!r}, another folder at each site, of which nothing can be "
