@@ -124,7 +124,7 @@ class DataConfig:
 
     name: str = setting("digits", NAMED)
     """`digits` (scikit-learn's 8x8 handwritten digits), `ring8` (eight Gaussians on a circle),
-    `emoji` (pictures of an installed font, 32x32); and for workloads that learn from pairs
+    `emoji` (pictures of an installed font); and for workloads that learn from pairs
     `photo_edges` (photographs and their edges, 32x32). Files of your own, which need not fit in
     memory (docs/data.md): `folder`, `pairs` (or `pairs_b_to_a`, in the other direction),
     `webdataset`, `parquet`, `hf`."""
@@ -140,7 +140,8 @@ class DataConfig:
     """Of files: the names of their classes, as in `cat,dog`, or how many, as in `10` for 0 to 9;
     the same at every site, whatever classes it has. Empty: no classes."""
     size: int = setting(0, span(8, 1024, or_zero=True))
-    """Of files: pixels a side that images are resized to; 0 takes 64, or 256 of `pairs`."""
+    """Pixels a side. Of files: that images are resized to; 0 takes 64, or 256 of `pairs`. Of
+    `emoji`: that they are drawn with, 16 to 128; 0 takes 32."""
     flip: bool = False
     """Of files: whether half of all pictures, drawn anew for each batch, are mirrored."""
     workers: int = setting(0, span(0, 64))
@@ -398,7 +399,12 @@ NEEDS = (
             lambda c, _: c.workload == COMMAND or c.data.name in FILE_NAMES,
             "files, as with data.name=folder",
         )
-        for key in ("path", "classes", "size", "flip", "split=own")
+        for key in ("path", "classes", "flip", "split=own")
+    ),
+    Needs(
+        "data.size",
+        lambda c, _: c.workload == COMMAND or c.data.name in (*FILE_NAMES, "emoji"),
+        "files, as with data.name=folder, or data.name=emoji",
     ),
     *(
         Needs(f"data.{key}", lambda c, _: c.num_sites > 1, "sites=2 or more")

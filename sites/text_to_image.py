@@ -104,9 +104,10 @@ def check(config: Config) -> None:
     """Refuse what cannot be built, and pictures that it does not take."""
     config.model["path"] = absolute_path(config.model["path"])
     model = Model(**config.model)
-    if config.data.name not in FILE_NAMES:
+    if config.data.name not in (*FILE_NAMES, "emoji"):
         raise ConfigError(
-            f"data.name = {config.data.name!r} has no captions; set data.name=folder and data.path"
+            f"data.name = {config.data.name!r} has no captions; set data.name=folder and "
+            "data.path, or data.name=emoji"
         )
     if config.data.workers:
         raise ConfigError(

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, default_collate
 from fedwan.config import DataConfig
 from fedwan.data.decode import BadPicture, Transform
 from fedwan.data.listing import listing
-from fedwan.data.sources import PAIRS, parse_classes, size_of, split_indices
+from fedwan.data.sources import PAIRS, parse_classes, source_of, split_indices
 from fedwan.errors import ConfigError
 from fedwan.files import stamp_of
 from fedwan.rng import derive_seed
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 _LEAST = 8
 """Half of them to train on, half to judge by."""
-_LEAST_HELD_OUT, _MOST_HELD_OUT = 12, 512
+_LEAST_HELD_OUT, MOST_HELD_OUT = 12, 512
 """They are held in memory and measured at every evaluation: 400 MB at 256 x 256."""
 _MOST_HELD_BYTES = 512 << 20
 """Of those that are held, in their order; of larger pictures they are fewer."""
@@ -210,7 +210,7 @@ def hold_out(keys: Sequence[str]) -> Tensor:
     At most 512, and at least 12 or half of them. Few change their part while others come and go,
     and sites with the same files hold out the same ones.
     """
-    num = min(_MOST_HELD_OUT, max(min(_LEAST_HELD_OUT, len(keys) // 2), len(keys) // 10))
+    num = min(MOST_HELD_OUT, max(min(_LEAST_HELD_OUT, len(keys) // 2), len(keys) // 10))
     hashes = [hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest() for key in keys]
     chosen = sorted(range(len(keys)), key=lambda number: (hashes[number], keys[number]))[:num]
     mask = torch.zeros(len(keys), dtype=torch.bool)
@@ -230,7 +230,8 @@ def open_files(config: DataConfig, captions: bool = False) -> Files:
             f"data.path = {config.path!r} is no folder on this machine; name one that it has; a "
             "site may name its own (docs/data.md)"
         )
-    transform = Transform(size_of(config), config.name in PAIRS, config.name == "pairs_b_to_a")
+    size, pairs = source_of(config).shape[-1], config.name in PAIRS
+    transform = Transform(size, pairs, config.name == "pairs_b_to_a")
     return _open(config.name, Path(config.path), config.classes, transform, captions)
 
 

@@ -10,6 +10,7 @@ in that order. A data set that draws finds the global generators seeded for each
 from __future__ import annotations
 
 import copy
+import hashlib
 import io
 import multiprocessing
 import random
@@ -48,8 +49,15 @@ class InMemory(Dataset[Any]):
 
     @property
     def labels(self) -> Tensor:
-        """Of a `Batch`, (n,) int64."""
-        return self.batch.y  # type: ignore[no-any-return]
+        """Of a `Batch`, or a dict with captions, (n,) int64."""
+        return _labels(self.batch)
+
+    def stamp(self) -> str:
+        """Another one where other samples are meant."""
+        found = hashlib.sha256()
+        for leaf in tree_leaves(self.batch):
+            found.update(tensor_bytes(leaf) if isinstance(leaf, Tensor) else f"{leaf}\n".encode())
+        return found.hexdigest()
 
     def take(self, places: Tensor) -> Any:
         """The rows at some places, (n,) int64, as a batch."""
@@ -95,6 +103,11 @@ def _moved(leaf: Tensor, device: torch.device | str) -> Tensor:
     return leaf.to(device)
 
 
+def _labels(batch: Any) -> Tensor:
+    """`y` of a `Batch`, or of a dict with captions."""
+    return batch["y"] if isinstance(batch, dict) else batch.y  # type: ignore[no-any-return]
+
+
 def _replaced(batch: Any, name: str, value: Tensor) -> Any:
     """A `Batch`, or a dict with captions, with another `x` or `y`."""
     return {**batch, name: value} if isinstance(batch, dict) else batch._replace(**{name: value})
@@ -108,8 +121,7 @@ def tell(batch: Any, number: int | None) -> Any:
     """
     if number is None:
         return batch
-    y = batch["y"] if isinstance(batch, dict) else batch.y
-    return _replaced(batch, "y", torch.full_like(y, number))
+    return _replaced(batch, "y", torch.full_like(_labels(batch), number))
 
 
 class _Order:

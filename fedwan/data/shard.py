@@ -13,12 +13,11 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from fedwan.config import FILE_NAMES, Config, DataConfig, site_names
-from fedwan.data.files import open_files
+from fedwan.data.files import MOST_HELD_OUT, open_files
 from fedwan.data.loader import Fetch, InMemory, Loader, copied, is_stream, tell
 from fedwan.data.sources import (
     check_data,
     data_at_site,
-    find_source,
     source_of,
     split_indices,
 )
@@ -27,8 +26,6 @@ from fedwan.extras import require
 from fedwan.rng import derive_seed
 from fedwan.uses import Faults
 from fedwan.workloads.base import Batch
-
-_MOST_HELD_OUT = 512
 
 
 @dataclass(frozen=True)
@@ -97,31 +94,31 @@ def open_shard(
     """Open one site's shard, of the data set and split that this site's `config` has.
 
     The run's `seed` deals the training data, and does not touch the held-out data. With `captions`,
-    batches of files are dicts of `x`, `y` and `caption`, a list of text. A `ConfigError` says what
-    is wrong with the settings, the split, or the first file that is.
+    batches are dicts of `x`, `y` and `caption`, a list of text. A `ConfigError` says what is wrong
+    with the settings, the split, or the first file that is.
     """
     check_data(config)
     source = source_of(config)
     train: Any
+    held_out: Any
     if config.name in FILE_NAMES:
         files = open_files(config, captions)
         train, held_out = files.train(config.split, site_index, num_sites, seed), files.held_out
     else:
-        everything, held_out = source.load()
-        mine = split_indices(everything.y, config.split, num_sites, seed)[site_index]
-        train = InMemory(InMemory(everything).take(mine))
+        everything, held_out = source.load_captioned() if captions else source.load()
+        rows = InMemory(everything)
+        mine = split_indices(rows.labels, config.split, num_sites, seed)[site_index]
+        train = InMemory(rows.take(mine))
     told = site_index if config.labels == "site" else None
-    reading = (told, config.workers, config.flip)
-    shard = Shard(train, held_out, source.public, *reading)
+    shard = Shard(train, held_out, source.public, told, config.workers, config.flip)
     _require_batch(config.batch, shard.num_samples)
     return shard
 
 
 def held_out_of(config: DataConfig) -> Batch:
     """The held-out data of a configuration, with the path that files have at this site."""
-    if config.name not in FILE_NAMES:
-        return find_source(config.name).load()[1]
-    held_out: Batch = open_files(config).held_out
+    is_file = config.name in FILE_NAMES
+    held_out: Batch = open_files(config).held_out if is_file else source_of(config).load()[1]
     return held_out
 
 
@@ -144,7 +141,7 @@ def dataset_of(module: ModuleType, config: Config, site: str) -> Shard:
                 f"dataset() of workload {config.workload!r} returned {what} for site {site!r}; "
                 "return a torch Dataset with samples, or a pair of two"
             )
-    measured = None if held_out is None else Shard(held_out).drawn(_MOST_HELD_OUT, 0)
+    measured = None if held_out is None else Shard(held_out).drawn(MOST_HELD_OUT, 0)
     shard = Shard(train, measured, workers=config.data.workers)
     _require_batch(config.data.batch, shard.num_samples)
     return shard
@@ -158,7 +155,7 @@ def check_files(config: Config, *, captions: bool = False) -> list[str]:
     names, data, faults = site_names(config), config.data, Faults()
     if data.name not in FILE_NAMES:
         with faults.caught():
-            y = find_source(data.name).load()[0].y
+            y = source_of(data).load()[0].y
             parts = split_indices(y, data.split, len(names), config.seed)
             _require_batch(data.batch, min(len(part) for part in parts))
         return faults.lines

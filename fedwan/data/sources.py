@@ -12,8 +12,9 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,6 @@ from fedwan.rng import derive_seed
 from fedwan.workloads.base import Batch
 
 PAIRS = ("pairs", "pairs_b_to_a")
-_LEAST_PAIR_SIZE = 32
 _CLASSES = "names like cat,dog, or how many there are, like 10, which numbers them 0 to 9"
 _SPLITS = (
     "iid, by_label, or dirichlet:A with A > 0 (as in dirichlet:0.5); own where each site has files "
@@ -46,10 +46,14 @@ class Source:
     """Of one sample, without the batch."""
     num_classes: int
     """Labels are 0 … num_classes - 1."""
-    read: Callable[[], tuple[Batch, Batch]] | None = None
+    read: Callable[..., tuple[Batch, Batch]] | None = None
     """Makes the (training, held-out) data of a set in memory."""
     mixture: Callable[[], toys.Mixture] | None = None
     """The distribution that the points come from, where it is known: modes are counted on it."""
+    sizes: range = range(0)
+    """Pixels a side that may be asked for, where not any may, or none."""
+    captions: Callable[[], tuple[list[str], list[str]]] | None = None
+    """Of what `read` gives, where it has any."""
     inputs: int = 0
     """Channels at the front of a sample that are given; a workload learns to make the others."""
 
@@ -63,41 +67,59 @@ class Source:
         assert self.read is not None
         return self.read()
 
+    def load_captioned(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The same as dicts of `x`, `y` and `caption`, a list of text, if it has any."""
+        if self.captions is None:
+            raise ConfigError(
+                f"data.name = {self.name!r} has no captions; set data.name=folder and data.path, "
+                "or data.name=emoji"
+            )
+        (train, held_out), (names, others) = self.load(), self.captions()
+        return {**train._asdict(), "caption": names}, {**held_out._asdict(), "caption": others}
+
 
 SOURCES = {
     source.name: source
     for source in (
         Source("digits", (1, 8, 8), 10, cache(toys.load_digits)),
         Source("ring8", (2,), 8, cache(toys.draw_ring8), toys.ring8),
-        Source("emoji", (3, 32, 32), len(toys.GROUPS), cache(toys.load_emoji)),
+        Source(
+            *("emoji", (3, 32, 32), len(toys.GROUPS), cache(toys.load_emoji)),
+            sizes=range(16, 129),
+            captions=toys.emoji_names,
+        ),
         Source("photo_edges", (4, 32, 32), 5, cache(toys.load_photo_edges), inputs=1),
     )
 }
 
 
-def find_source(name: str) -> Source:
-    """The data set called `name` that comes with fedwan; a `ConfigError` if there is none."""
+def find_source(name: str, size: int = 0) -> Source:
+    """The data set called `name` that comes with fedwan; a `ConfigError` if there is none.
+
+    With pictures of `size` pixels a side, where it has several sizes.
+    """
     if name not in SOURCES:
         valid = [*SOURCES, *FILE_NAMES]
         raise ConfigError(
             f"data.name is {name!r}, which fedwan does not know{nearest(name, valid)}; "
             f"valid: {', '.join(valid)}"
         )
-    return SOURCES[name]
+    source = SOURCES[name]
+    if size not in source.sizes or size == source.shape[-1]:
+        return source
+    assert source.read is not None
+    shape, read = (*source.shape[:-2], size, size), partial(source.read, size)
+    return dataclasses.replace(source, shape=shape, read=read)
 
 
 def source_of(config: DataConfig) -> Source:
     """What is known of the data set that a configuration names, without reading it."""
     if config.name not in FILE_NAMES:
-        return find_source(config.name)
-    size, num_classes = size_of(config), max(1, len(parse_classes(config.classes)))
-    inputs = 3 if config.name in PAIRS else 0
-    return Source(config.name, (3 + inputs, size, size), num_classes, inputs=inputs)
-
-
-def size_of(config: DataConfig) -> int:
-    """Pixels a side of pictures."""
-    return config.size or (256 if config.name in PAIRS else 64)
+        return find_source(config.name, config.size)
+    pairs, num_classes = config.name in PAIRS, max(1, len(parse_classes(config.classes)))
+    size, inputs = config.size or (256 if pairs else 64), 3 if pairs else 0
+    sizes = range(32, 1025) if pairs else range(0)
+    return Source(config.name, (3 + inputs, size, size), num_classes, sizes=sizes, inputs=inputs)
 
 
 def parse_classes(text: str) -> tuple[str, ...]:
@@ -134,18 +156,18 @@ def check_data(config: DataConfig) -> None:
 
 
 def _faults(config: DataConfig) -> Iterator[str]:
-    source_of(config)  # refuses names that nobody knows
+    sizes = source_of(config).sizes  # refuses names that nobody knows
     kind = parse_split(config.split)[0]
+    if config.size and sizes and config.size not in sizes:
+        yield (
+            f"data.size = {config.size} is out of range for {config.name}; choose 0, or "
+            f"{sizes[0]} to {sizes[-1]}"
+        )
     if config.name not in FILE_NAMES:
         return
     is_own = kind == "own"
     if kind == "by_label" and not config.classes:
         yield f"data.split is 'by_label', and no class is named; set data.classes to {_CLASSES}"
-    if config.name in PAIRS and 0 < config.size < _LEAST_PAIR_SIZE:
-        yield (
-            f"data.size = {config.size} is out of range for pairs; choose 0, or "
-            f"{_LEAST_PAIR_SIZE} to 1024"
-        )
     if not is_own and SITE in config.path:
         yield (
             f"data.path is {config.path!r}, another folder at each site, of which nothing can be "

@@ -28,8 +28,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d, pad
 
+from fedwan.data.cached import cached
 from fedwan.errors import ConfigError
 from fedwan.extras import folder_of, require
+from fedwan.files import hash_file
 from fedwan.rng import derive_seed
 from fedwan.workloads.base import Batch
 
@@ -53,6 +55,7 @@ FONTS = (
     "/usr/share/fonts/noto/NotoColorEmoji.ttf",
 )
 LISTS = ("/usr/share/unicode/emoji/emoji-test.txt",)
+_DRAWING = 1  # raise it with any change to the drawing: what is cached is left alone
 _STRIKE = 109  # the one size, in pixels, that the font has its bitmaps in
 _CANVAS = (136, 128)
 _LINE = re.compile(r"^(?P<codes>[0-9A-F ]+?) *; fully-qualified +# \S+ E[\d.]+ (?P<name>.+)$")
@@ -181,14 +184,27 @@ def listed_emoji() -> list[Emoji]:
 def load_emoji(size: int = 32) -> tuple[Batch, Batch]:
     """Training and held-out pictures (N, 3, size, size) in [-1, 1] on white; labels are groups."""
     listed = listed_emoji()
-    pictures = _draw(listed, size).float() / 127.5 - 1
-    groups = torch.tensor([one.group for one in listed])
+    pictures, groups = _pictures(listed, size), torch.tensor([one.group for one in listed])
+    # In place: at 128 pixels they are 0.7 GB.
+    train, held_out = (
+        Batch(pictures[places].float().div_(127.5).sub_(1), groups[places])
+        for places in _parts(listed)
+    )
+    return train, held_out
+
+
+def emoji_names() -> tuple[list[str], list[str]]:
+    """Of the pictures that `load_emoji` gives."""
+    listed = listed_emoji()
+    train, held_out = ([listed[place].name for place in part] for part in _parts(listed))
+    return train, held_out
+
+
+def _parts(listed: list[Emoji]) -> tuple[Tensor, Tensor]:
+    """Places of those to train on and of those held out, which are in no order; int64."""
     held_out = torch.tensor([one.is_held_out for one in listed])
     order = torch.randperm(int(held_out.sum()), generator=torch.Generator().manual_seed(0))
-    return (
-        Batch(pictures[~held_out], groups[~held_out]),
-        Batch(pictures[held_out][order], groups[held_out][order]),
-    )
+    return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)[order]
 
 
 def _installed(paths: tuple[str, ...], what: str, package: str) -> Path:
@@ -200,8 +216,23 @@ def _installed(paths: tuple[str, ...], what: str, package: str) -> Path:
     )
 
 
-def _draw(listed: list[Emoji], size: int) -> Tensor:
+def _pictures(listed: list[Emoji], size: int) -> Tensor:
+    """(N, 3, size, size), uint8: drawn once on a machine, which takes some 10 s."""
     font = _installed(FONTS, "the font Noto Color Emoji", "fonts-noto-color-emoji")
+    texts = " ".join(one.text for one in listed)
+    of = (_DRAWING, hash_file(font), texts, require("PIL", "demo").__version__)
+    like = torch.empty((len(listed), 3, size, size), dtype=torch.uint8, device="meta")
+    name = f"emoji-{size}-{derive_seed(*of):016x}"
+    return cached(name, {"x": like}, lambda: {"x": _draw(listed, font, size)})["x"]
+
+
+def _draw(listed: list[Emoji], font: Path, size: int) -> Tensor:
+    if not require("PIL.features", "demo").check("raqm"):
+        # Pillow would draw an emoji of several characters as several, and say nothing.
+        raise ConfigError(
+            "data.name=emoji needs a Pillow that lays out text with raqm, which this one cannot: "
+            "install the package libfribidi0, and Pillow from its wheel"
+        )
     image, draw = require("PIL.Image", "demo"), require("PIL.ImageDraw", "demo")
     loaded = require("PIL.ImageFont", "demo").truetype(str(font), _STRIKE)
     pictures = np.empty((len(listed), size, size, 3), np.uint8)

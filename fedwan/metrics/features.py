@@ -9,7 +9,6 @@ photographs of any size; figures taken through them compare with each other alon
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -20,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedwan.data import find_source
-from fedwan.errors import CheckpointError
+from fedwan.data.cached import cached
 from fedwan.models.layers import at_once
 from fedwan.rng import derive_seed, seeded_init
-from fedwan.state import clone, hash_state, read_tensors, write_tensors
+from fedwan.state import hash_state
 from fedwan.workloads.base import Batch
 
 NUM_FEATURES = 32
@@ -37,8 +36,7 @@ _SMOOTHING = 0.1
 _WIDTHS = (3, 16, 16, 32)
 _SLOPE = 0.2  # a unit that is silent for real images would not notice others
 _CHUNK = 64
-
-_log = logging.getLogger(__name__)
+_MOST_PIXELS = 1 << 21  # seen together by the classifier: 0.5 GB
 
 
 @contextmanager
@@ -55,14 +53,17 @@ def one_thread() -> Iterator[None]:
 class Classifier(nn.Module):
     """Convolutions and a dense layer of features, for images (batch, channels, side, side).
 
-    The side is 4 times a power of two; strided convolutions bring it to 4.
+    Strided convolutions bring the side, of 4 or more, to 4 if it is a power of two, else to 5 to 7,
+    of which means are taken.
     """
 
     def __init__(self, channels: int, side: int, num_classes: int) -> None:
         super().__init__()
         strided: list[nn.Module] = []
-        while 4 << len(strided) // 2 < side:
+        while 8 << len(strided) // 2 <= side:
             strided += [nn.Conv2d(32, 32, 3, stride=2, padding=1), nn.ReLU()]
+        if side & (side - 1):
+            strided.append(nn.AdaptiveAvgPool2d(4))
         self.body = nn.Sequential(
             nn.Conv2d(channels, 32, 3, padding=1),
             nn.ReLU(),
@@ -77,29 +78,30 @@ class Classifier(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features (N, NUM_FEATURES) and logits (N, classes) of images, on the CPU."""
         with one_thread():
-            features = self.body(x.detach().to("cpu", torch.float32))
+            chunks = torch.split(x.detach(), at_once(x.shape, _MOST_PIXELS))
+            features = torch.cat([self.body(part.to("cpu", torch.float32)) for part in chunks])
             return features, self.head(features)
 
 
 @cache
-def load_classifier(data_name: str, folder: Path | None = None) -> Classifier:
-    """The classifier of a data set of images, from its cache or trained now (digits: 2 s)."""
-    source = find_source(data_name)
+def load_classifier(data_name: str, size: int = 0, folder: Path | None = None) -> Classifier:
+    """The classifier of a data set of images, from its cache or trained now (digits: 2 s).
+
+    For `size` see `find_source`.
+    """
+    source = find_source(data_name, size)
     train, _ = source.load()
     data = hash_state({"x": train.x, "y": train.y})
     name = f"classifier-{data_name}-{derive_seed(_VERSION, torch.__version__, data):016x}"
-    path = (folder or Path.home() / ".cache" / "fedwan") / f"{name}.safetensors"
     with seeded_init(0):  # overwritten, but it must not draw from the global generator
         model = Classifier(source.shape[0], source.shape[-1], source.num_classes)
-    try:
-        model.load_state_dict(read_tensors(path)[0])
-    except (CheckpointError, RuntimeError):  # it is not there, or damaged
-        weights = clone(train_classifier(train, source.num_classes).state_dict())
-        model.load_state_dict(weights)
-        try:
-            write_tensors(path, weights, {})
-        except OSError as error:
-            _log.warning("classifier not cached at %s: %s", path, error)
+    weights = cached(
+        name,
+        model.state_dict(),
+        lambda: train_classifier(train, source.num_classes).state_dict(),
+        folder,
+    )
+    model.load_state_dict(weights)
     return model.eval().requires_grad_(False)
 
 

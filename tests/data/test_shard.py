@@ -12,9 +12,10 @@ from torch.utils.data import TensorDataset
 
 from fedwan.app import load_run
 from fedwan.config import Config, DataConfig
-from fedwan.data import check_files, dataset_of, open_shard
+from fedwan.data import check_files, dataset_of, open_shard, toys
 from fedwan.data.sources import check_data
 from fedwan.errors import ConfigError
+from tests.data.emoji import fake_drawing, install, many
 from tests.data.files import refused, write_folder
 
 
@@ -38,6 +39,26 @@ def test_networks_may_be_told_the_site_instead_of_the_class() -> None:
     assert torch.equal(shard.held_out.y, plain.held_out.y)
     assert set(shard.tell(shard.held_out).y.tolist()) == {2}
     assert plain.tell(plain.held_out) is plain.held_out
+
+
+def test_an_emoji_s_name_is_its_caption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, many(60))
+    fake_drawing(monkeypatch)
+    config = DataConfig("emoji", size=16)
+    one, other = (open_shard(config, site, 2, 0, captions=True) for site in range(2))
+    drawn = toys._draw(toys.listed_emoji(), Path(), 16).float() / 127.5 - 1
+    seen = [one.train[place] for place in range(one.num_samples)]
+    batch = next(other.loader(other.num_samples, torch.Generator()))
+    for many_of in (batch, other.held_out):
+        rows = zip(many_of["x"], many_of["caption"], strict=True)
+        seen += [{"x": x, "caption": caption} for x, caption in rows]
+    assert sorted(int(sample["caption"][6:]) for sample in seen) == list(range(60))
+    assert all(torch.equal(s["x"], drawn[int(s["caption"][6:])]) for s in seen)
+    assert one.count(9).tolist() == [0] * 6 + [one.num_samples, 0, 0]
+    again = open_shard(config, 0, 2, 0, captions=True)
+    assert one.train.stamp() == again.train.stamp() != other.train.stamp()
+    says = "data.name = 'digits' has no captions; set data.name=folder"
+    refused(says, lambda: open_shard(DataConfig(), 0, 2, 0, captions=True))
 
 
 @pytest.mark.parametrize(

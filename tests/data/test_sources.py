@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedwan.app import load_run
 from fedwan.config import Config, DataConfig
 from fedwan.data import find_source, num_labels, source_of, toys
-from fedwan.data.sources import parse_classes, parse_split, split_indices
+from fedwan.data.sources import check_data, parse_classes, parse_split, split_indices
 from fedwan.data.toys import GROUPS, _cut, _held_out_blocks, listed_emoji
 from fedwan.errors import ConfigError
 from fedwan.state import hash_state
+from tests.data.emoji import LIST, fake_drawing, install
 from tests.data.files import refused
 
 GOLDEN = {
@@ -106,27 +109,66 @@ def test_what_is_no_split_is_refused_with_the_valid_forms(number: str) -> None:
             parse_split(kind + number)
 
 
-LIST = """
-# group: People & Body
-1F44B ; fully-qualified # 👋 E0.6 waving hand
-1F44B 1F3FB ; fully-qualified # 👋🏻 E1.0 waving hand: light skin tone
-1F468 200D 1F373 ; fully-qualified # 👨‍🍳 E4.0 man cook
-1F469 200D 1F373 ; fully-qualified # 👩‍🍳 E4.0 woman cook
-# group: Component
-1F3FB ; component # 🏻 E1.0 light skin tone
-# group: Flags
-1F1EB 1F1F7 ; fully-qualified # 🇫🇷 E2.0 flag: France
-1F1E9 1F1EA ; fully-qualified # 🇩🇪 E0.6 flag: Germany
-263A ; unqualified # ☺ E0.6 smiling face
-"""
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    install(tmp_path, monkeypatch)
+    return tmp_path
 
 
-def test_variants_of_skin_and_gender_are_one_family_and_flags_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def drawn(installed: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    return fake_drawing(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("file", "package"),
+    [("emoji-test.txt", "unicode-data"), ("font.ttf", "fonts-noto-color-emoji")],
+)
+def test_emoji_without_their_font_or_list_name_the_package(
+    installed: Path, file: str, package: str
 ) -> None:
-    path = tmp_path / "emoji-test.txt"
-    path.write_text(LIST)
-    monkeypatch.setattr(toys, "LISTS", (str(path),))
+    (installed / file).unlink()
+    refused(f"not at {installed / file}: install the package {package}$", toys.load_emoji)
+
+
+def test_emoji_are_drawn_again_for_another_size_font_or_list_alone(
+    installed: Path, drawn: list[int]
+) -> None:
+    first, again, _ = toys.load_emoji(8), toys.load_emoji(8), toys.load_emoji(16)
+    assert all(torch.equal(a.x, b.x) for a, b in zip(first, again, strict=True))
+    assert drawn == [8, 16]
+    (installed / "font.ttf").write_bytes(b"an0ther")
+    toys.load_emoji(8)
+    (installed / "emoji-test.txt").write_text(LIST.replace("1F373", "1F3A4"))
+    toys.load_emoji(8)
+    assert drawn == [8, 16, 8, 8]
+    for file in (installed / "home" / ".cache" / "fedwan").iterdir():
+        file.write_bytes(b"damaged")
+    assert torch.equal(toys.load_emoji(8)[0].x, first[0].x) and len(drawn) == 5
+
+
+@pytest.mark.usefixtures("drawn")
+def test_emoji_have_the_size_that_is_asked_for() -> None:
+    source = source_of(DataConfig("emoji", size=64))
+    train, _ = source.load()
+    assert source.shape == train.x.shape[1:] == (3, 64, 64)
+    assert source_of(DataConfig("emoji")).shape == find_source("emoji", 32).shape == (3, 32, 32)
+    assert find_source("digits", 64) is find_source("digits")
+    assert load_run(None, ["data.name=emoji", "data.size=64"]).data.size == 64
+    for size in (8, 256):
+        says = f"data.size = {size} is out of range for emoji; choose 0, or 16 to 128"
+        refused(says, partial(check_data, DataConfig("emoji", size=size)))
+
+
+def test_emoji_without_raqm_which_would_be_drawn_in_pieces_are_refused(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("PIL.features.check", lambda feature: feature != "raqm")
+    refused("with raqm, .* install the package libfribidi0", toys.load_emoji)
+
+
+@pytest.mark.usefixtures("installed")
+def test_variants_of_skin_and_gender_are_one_family_and_flags_are_not() -> None:
     found = listed_emoji()
     assert [one.name for one in found][:2] == ["waving hand", "waving hand: light skin tone"]
     assert Counter(one.family for one in found) == {
@@ -138,6 +180,7 @@ def test_variants_of_skin_and_gender_are_one_family_and_flags_are_not(
     assert {GROUPS[one.group] for one in found} == {"People & Body", "Flags"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not all(Path(paths[0]).exists() for paths in (toys.FONTS, toys.LISTS)),
     reason="the font Noto Color Emoji or Unicode's list is not installed",

@@ -33,7 +33,7 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> Cached:
     folder = tmp_path_factory.mktemp("cache")
     before = torch.random.get_rng_state()
     with torch.no_grad():  # as quality is measured
-        model = load_classifier("digits", folder)
+        model = load_classifier("digits", folder=folder)
     (path,) = folder.iterdir()
     return Cached(model, path, not torch.equal(torch.random.get_rng_state(), before))
 
@@ -45,6 +45,18 @@ def test_it_knows_held_out_digits(cached: Cached) -> None:
     assert features.shape == (400, NUM_FEATURES)
     assert Classifier(3, 32, 9)(torch.zeros(2, 3, 32, 32))[1].shape == (2, 9)
     assert float((logits.argmax(dim=1) == held_out.y).double().mean()) > 0.97
+
+
+@pytest.mark.parametrize("side", [4, 20, 48, 64])
+def test_pictures_of_any_size_are_seen_a_few_at_a_time(
+    side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, images = Classifier(3, side, 9), torch.rand(7, 3, side, side)
+    whole, seen = model(images), []
+    model.body.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    monkeypatch.setattr(module, "_MOST_PIXELS", 3 * side * side)
+    torch.testing.assert_close(model(images), whole)
+    assert seen == [3, 3, 1] and whole[0].shape == (7, NUM_FEATURES)
 
 
 @pytest.mark.slow
@@ -64,7 +76,7 @@ def test_it_is_trained_to_the_same_bits_whatever_the_global_generator_and_thread
 def test_it_is_read_from_the_cache(cached: Cached, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "train_classifier", lambda *_: pytest.fail("it was trained"))
     load_classifier.cache_clear()
-    again = load_classifier("digits", cached.path.parent)
+    again = load_classifier("digits", folder=cached.path.parent)
     assert hash_state(again.state_dict()) == hash_state(cached.model.state_dict())
 
 
@@ -93,7 +105,7 @@ def test_a_damaged_cache_is_trained_and_written_anew_and_one_that_cannot_be_does
     monkeypatch.setattr(module, "train_classifier", lambda *_: cached.model)
     expected = hash_state(cached.model.state_dict())
     for folder in (tmp_path, path / "no folder"):
-        assert hash_state(load_classifier("digits", folder).state_dict()) == expected
+        assert hash_state(load_classifier("digits", folder=folder).state_dict()) == expected
     assert path.read_bytes() == cached.path.read_bytes()
 
 

@@ -18,11 +18,13 @@ import fedwan
 from fedwan.app import resolve
 from fedwan.config import Config, DataConfig
 from fedwan.data import files, open_shard
+from fedwan.data.toys import listed_emoji
 from fedwan.errors import ConfigError
 from fedwan.rng import NamedGenerators, derive_seed
 from fedwan.simulation import simulate
 from fedwan.workloads.settings import resolve_page
 from sites import text_to_image
+from tests.data.emoji import fake_drawing, install, many
 from tests.sites.pipelines import (
     captioned,
     stable_diffusion,
@@ -120,6 +122,19 @@ def test_pictures_and_captions_are_encoded_once(
     again = Trained(config(pipeline, pictures, flip=True), tmp_path)
     assert first.losses == again.losses
     assert set(first.workload.evaluate(first.shard.held_out, 0)) >= {"fd", "fd_floor", "moments"}
+
+
+def test_emoji_are_pictures_with_captions(
+    pipeline: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, many(60))
+    fake_drawing(monkeypatch)
+    chosen = config(pipeline, pictures)
+    chosen.data = DataConfig("emoji", size=16, batch=4)
+    run, num = Trained(chosen, tmp_path), sum(not one.is_held_out for one in listed_emoji())
+    assert len(run.shard.train) == num < 60 == len(run.workload._table["encoder_hidden_states"]) - 1
+    monkeypatch.setattr(text_to_image.TextToImage, "_encode", None)
+    assert Trained(chosen, tmp_path).losses == run.losses
 
 
 def test_the_vae_takes_large_pictures_in_parts(
@@ -249,7 +264,7 @@ def test_data_without_captions_and_settings_without_effect_are_refused(
     for data, text in (
         ({"classes": "a,b"}, "data.classes = 'a,b' needs data.split=by_label or dirichlet:A"),
         ({"workers": 2}, "data.workers = 2 has no effect: pictures are read once"),
-        ({"name": "emoji"}, "data.name = 'emoji' has no captions"),
+        ({"name": "digits"}, "data.name = 'digits' has no captions"),
     ):
         chosen = config(pipeline, pictures)
         chosen.data = dataclasses.replace(chosen.data, **data)
