@@ -149,13 +149,13 @@ def _see(data_name: str, x: Tensor, network: Network | None) -> tuple[Tensor, di
 
     Points are their own features; images are seen through a network, or their data's classifier.
     """
-    source = find_source(data_name)
+    source = find_source(data_name, x.shape[-1])
     if source.mixture is not None:
         points = x.detach().cpu()
         return points, count_modes(points, *source.mixture())
     if network is not None:
         return network(x), {}
-    features, logits = load_classifier(source.name)(x)
+    features, logits = load_classifier(source.name, x.shape[-1])(x)
     counts = torch.bincount(logits.argmax(dim=1), minlength=source.num_classes).double()
     return features, {"histogram": (counts / len(x)).tolist()}
 
@@ -198,7 +198,7 @@ def _know_public(data_name: str, real: _Samples, network: Network | None) -> _Kn
     """Held-out samples of data with a public training split."""
     held_out, _ = _see(data_name, real.x, network)
     num = len(held_out)
-    training = _see_training(data_name, num, network)
+    training = _see_training(data_name, real.x.shape[-1], num, network)
     with one_thread():
         distance = distance_from(moments(held_out))
         floor = fmean(distance(moments(draw)) for draw in torch.split(training, num))
@@ -245,9 +245,9 @@ def _halves(num: int, *seed: str | int) -> tuple[Tensor, Tensor]:
     return order[:half], order[half : 2 * half]
 
 
-def _see_training(data_name: str, num: int, network: Network | None) -> Tensor:
+def _see_training(data_name: str, size: int, num: int, network: Network | None) -> Tensor:
     """Features of the public training split, (draws * num, …), the same ones every time."""
-    train, _ = find_source(data_name).load()
+    train, _ = find_source(data_name, size).load()
     draws = min(NUM_DRAWS, len(train.x) // num)
     assert draws > 0
     generator = torch.Generator().manual_seed(derive_seed(data_name, "floor"))
