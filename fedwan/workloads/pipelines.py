@@ -5,6 +5,7 @@ Nothing is read but by `Folder`; what is missing, damaged or of another kind is 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,11 +55,14 @@ class Folder:
         self._is_3 = self.kind == "StableDiffusion3Pipeline"
         self.part = "unet" if "unet" in self.index else "transformer"
         self.settings = read_json(self.path / self.part / "config.json")
-        vae = read_json(self.path / "vae" / "config.json")
-        self.scale = float(vae.get("scaling_factor") or 1)
-        self.shift = float(vae.get("shift_factor") or 0)
-        self.channels = int(vae.get("latent_channels", 4))
-        self.factor = 2 ** (len(vae.get("block_out_channels", [0])) - 1)
+        # Folders of before a setting was added are without it.
+        known = inspect.signature(self.library.AutoencoderKL).parameters.values()
+        vae = {each.name: each.default for each in known}
+        vae |= read_json(self.path / "vae" / "config.json")
+        self.scale = float(vae["scaling_factor"] or 1)
+        self.shift = float(vae["shift_factor"] or 0)
+        self.channels = int(vae["latent_channels"])
+        self.factor = 2 ** (len(vae["block_out_channels"]) - 1)
         """Pixels a side of one latent value."""
         found = read_json(self.path / "scheduler" / "scheduler_config.json")
         # Latents have no range; schedulers that clip are those of pixels.

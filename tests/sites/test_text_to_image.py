@@ -21,6 +21,7 @@ from fedwan.data import files, open_shard
 from fedwan.errors import ConfigError
 from fedwan.rng import NamedGenerators, derive_seed
 from fedwan.simulation import simulate
+from fedwan.workloads.pipelines import Folder
 from fedwan.workloads.settings import resolve_page
 from sites import text_to_image
 from tests.sites.pipelines import (
@@ -208,6 +209,18 @@ def test_latents_are_not_clipped_where_the_folder_does_not_ask_for_it(
         for each in (pipeline, folder)
     ]
     assert torch.equal(*made)
+
+
+def test_a_vae_whose_file_lacks_settings_has_those_of_diffusers(
+    pipeline: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(pipeline, tmp_path / "sd")
+    path = folder / "vae" / "config.json"
+    missing = ("scaling_factor", "shift_factor", "latent_channels", "block_out_channels")
+    found = {k: v for k, v in json.loads(path.read_text()).items() if k not in missing}
+    path.write_text(json.dumps(found))
+    old = Folder(str(folder))
+    assert (old.scale, old.shift, old.channels, old.factor) == (0.18215, 0, 4, 1)
 
 
 @pytest.mark.parametrize(
