@@ -135,18 +135,22 @@ def check(config: Config) -> None:
 
 def _adapt(network: Any, model: Model) -> None:
     """Freeze a denoiser and add adapters, in place."""
-    peft = require("peft", "diffusers")
-    settings = peft.LoraConfig(
-        r=model.lora, lora_alpha=model.lora, target_modules=list(model.lora_targets)
-    )
+    peft, targets = require("peft", "diffusers"), list(model.lora_targets)
+    layers = dict(network.named_modules())
+    linear = [name for name, layer in layers.items() if isinstance(layer, nn.Linear)]
+    mend = f"the denoiser has layers like {linear[0]!r} and {linear[-1]!r}"
+    for end in targets:  # peft takes those that match, without a word of the others
+        if not any(f".{name}".endswith(f".{end}") for name in layers):
+            raise ConfigError(f"model.lora_targets = {targets}: {end!r} matches no layer; {mend}")
     network.requires_grad_(False)
     try:
-        network.add_adapter(settings)
-    except ValueError:
-        names = [name for name, m in network.named_modules() if isinstance(m, nn.Linear)]
+        network.add_adapter(
+            peft.LoraConfig(r=model.lora, lora_alpha=model.lora, target_modules=targets)
+        )
+    except ValueError as error:  # of another kind of layer, printed over several lines, or none
+        why = str(error).splitlines()[0].rstrip("(")
         raise ConfigError(
-            f"model.lora_targets = {list(model.lora_targets)} match no layer of the denoiser; its "
-            f"layers are like {names[0]!r} and {names[-1]!r}"
+            f"model.lora_targets = {targets} cannot be adapted ({why}); {mend}"
         ) from None
 
 
