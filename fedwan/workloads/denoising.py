@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import safetensors
 import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
@@ -39,6 +41,19 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path} cannot be read ({error}); give model.path another folder"
         ) from None
     return found if isinstance(found, dict) else {}
+
+
+@contextmanager
+def reading(folder: Path, what: str) -> Iterator[None]:
+    """Weights of a folder of diffusers that are missing or damaged are a `ConfigError`."""
+    try:
+        yield
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"model.path = {str(folder)!r}: {what} cannot be read ({why}); give a folder "
+            "that save_pretrained wrote, with .safetensors files"
+        ) from None
 
 
 class Noised(NamedTuple):

@@ -6,20 +6,18 @@ Nothing is read but by `Folder`; what is missing, damaged or of another kind is 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import safetensors
 import torch
 from torch import Tensor, nn
 
 from fedwan.errors import ConfigError
 from fedwan.extras import require
 from fedwan.rng import lent_generators
-from fedwan.workloads.denoising import Denoising, read_json
+from fedwan.workloads.denoising import Denoising, read_json, reading
 
 PIPELINES: Mapping[str, tuple[str, ...]] = {
     "StableDiffusionPipeline": ("encoder_hidden_states",),
@@ -74,23 +72,11 @@ class Folder:
         if torch.device(device).type == "meta":
             made = kind.from_config(read_json(self.path / part / "config.json"))
         else:
-            with self._reading(part):
+            with reading(self.path, part):
                 made = kind.from_pretrained(
                     self.path / part, use_safetensors=True, low_cpu_mem_usage=False
                 )
         return made.float().to(device).eval()  # type: ignore[no-any-return]
-
-    @contextmanager
-    def _reading(self, what: str) -> Iterator[None]:
-        """Files that are missing or damaged are a `ConfigError`."""
-        try:
-            yield
-        except (OSError, ValueError, safetensors.SafetensorError) as error:
-            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ConfigError(
-                f"model.path = {str(self.path)!r}: {what} cannot be read ({why}); give a folder "
-                "that save_pretrained wrote, with .safetensors files"
-            ) from None
 
     def encoders(self, device: torch.device) -> Any:
         """The pipeline without denoiser and VAE."""
@@ -99,7 +85,7 @@ class Folder:
         absent = {name for name, of in self.index.items() if isinstance(of, list) and not of[0]}
         given = dict.fromkeys(unused | absent)
         # Reading draws weights first, or replaces torch.nn.init meanwhile.
-        with self._reading("its text encoders"), lent_generators():
+        with reading(self.path, "its text encoders"), lent_generators():
             made = kind.from_pretrained(self.path, use_safetensors=True, **given).to(device)
         if "text_encoder_3" in absent:  # it asks for the size of an embedding
             made.transformer = SimpleNamespace(config=SimpleNamespace(**self.settings))
