@@ -61,7 +61,7 @@ DEFAULTS = {
     ),
 }
 AT_ONCE, MOST_PIXELS = 16, 1 << 20
-"""Pictures that are encoded, made or decoded together."""
+"""Pictures that are encoded, made or decoded together: 16 of 256x256, 4 of 512x512."""
 _NOTE = "made_of.json"
 _README = """\
 # A LoRA of {path}
@@ -235,13 +235,11 @@ class TextToImage(Simple):
 
     def _pictures(self, latents: Tensor) -> Tensor:
         values = latents / self.folder.scale + self.folder.shift
-        parts = values.split(self._pictures_at_once)
-        return clamp_images(torch.cat([self._vae.decode(part).sample for part in parts]))
+        return clamp_images(self._vae.decode(values).sample)
 
     @property
     def _pictures_at_once(self) -> int:
-        # The VAE's layers are as large as pictures, the denoiser's only as latents.
-        return at_once((self._side, self._side), MOST_PIXELS)
+        return min(AT_ONCE, at_once((self._side, self._side), MOST_PIXELS))
 
     def _of(self, numbers: Tensor) -> Told:
         """What the denoiser is told of captions by number, (batch,) int64."""
@@ -283,7 +281,8 @@ class TextToImage(Simple):
         """Pictures of captions by number, (num,) int64, from fixed noise."""
         generator = torch.Generator().manual_seed(derive_seed(seed, "sample"))
         noise = torch.randn(len(captions), *self._shape, generator=generator).to(self.device)
-        parts = zip(noise.split(AT_ONCE), captions.split(AT_ONCE), strict=True)
+        num = self._pictures_at_once
+        parts = zip(noise.split(num), captions.split(num), strict=True)
         return torch.cat([self._denoise(x, told(rows), told(rows * 0)) for x, rows in parts])
 
     def _denoise(self, x: Tensor, told: Told, without: Told) -> Tensor:

@@ -123,17 +123,23 @@ def test_pictures_and_captions_are_encoded_once(
     assert set(first.workload.evaluate(first.shard.held_out, 0)) >= {"fd", "fd_floor", "moments"}
 
 
-def test_the_vae_takes_large_pictures_in_parts(
+def test_large_pictures_are_encoded_and_made_in_parts(
     pipeline: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def made(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
         run = Trained(config(pipeline, pictures), folder, steps=0)
+        denoiser = run.workload.networks["denoiser"]
+        denoiser.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
         latents = np.load(folder / "encoded" / "latents.npy")
         return torch.from_numpy(latents), run.workload.sample(3, 0)
 
+    sizes: list[int] = []
     whole = made(tmp_path / "whole")
+    assert max(sizes) == 2 * 3  # with and without a caption
+    sizes.clear()
     monkeypatch.setattr(text_to_image, "MOST_PIXELS", 2 * 16 * 16)
     torch.testing.assert_close(made(tmp_path / "parts"), whole)
+    assert max(sizes) == 2 * 2
 
 
 @pytest.mark.slow
