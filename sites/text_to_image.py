@@ -235,7 +235,8 @@ class TextToImage(Simple):
 
     def _pictures(self, latents: Tensor) -> Tensor:
         values = latents / self.folder.scale + self.folder.shift
-        return clamp_images(self._vae.decode(values).sample)
+        with torch.autocast(self.device.type, enabled=False):  # SDXL's overflows in fp16
+            return clamp_images(self._vae.decode(values).sample)
 
     @property
     def _pictures_at_once(self) -> int:
@@ -293,7 +294,7 @@ class TextToImage(Simple):
                 return self._predict(x, timestep, told)
             both = {name: torch.cat([without[name], told[name]]) for name in told}
             found = self._predict(torch.cat([x, x]), torch.cat([timestep, timestep]), both)
-            base, led = found.chunk(2)
+            base, led = found.to(x).chunk(2)
             return base + guidance * (led - base)
 
         steps = self.model.sampling_steps

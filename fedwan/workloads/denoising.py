@@ -128,7 +128,8 @@ class Denoising:
         solver = self.solver.from_config(self.scheduler.config)  # it counts its steps
         solver.set_timesteps(steps, device=x.device)
         for step in solver.timesteps:
-            x = solver.step(predict(x, step.expand(len(x))), step, x).prev_sample
+            found = predict(x, step.expand(len(x))).to(x)  # flows' steps end in its precision
+            x = solver.step(found, step, x).prev_sample
         return x
 
 

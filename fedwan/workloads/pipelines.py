@@ -96,12 +96,13 @@ class Folder:
         """What the denoiser is told of captions, (batch, …), or of none, (1, …), on the CPU."""
         is_none = captions is None
         more = {"prompt_2": None, "prompt_3": None} if self._is_3 else {}
-        found = encoders.encode_prompt(
-            prompt=[""] if captions is None else list(captions),
-            device=encoders.device,
-            num_images_per_prompt=1,
-            do_classifier_free_guidance=is_none,
-            **more,
-        )
+        with torch.autocast(encoders.device.type, enabled=False):  # T5 overflows in fp16
+            found = encoders.encode_prompt(
+                prompt=[""] if captions is None else list(captions),
+                device=encoders.device,
+                num_images_per_prompt=1,
+                do_classifier_free_guidance=is_none,
+                **more,
+            )
         values = zip(PIPELINES[self.kind], found[is_none::2], strict=True)
         return {name: value.float().cpu() for name, value in values}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import shutil
@@ -140,6 +141,21 @@ def test_large_pictures_are_encoded_and_made_in_parts(
     monkeypatch.setattr(text_to_image, "MOST_PIXELS", 2 * 16 * 16)
     torch.testing.assert_close(made(tmp_path / "parts"), whole)
     assert max(sizes) == 2 * 2
+
+
+@pytest.mark.parametrize("make", [stable_diffusion, stable_diffusion_3])
+def test_in_half_precision_the_denoiser_alone_samples_in_it(
+    make: Callable[[Path], Path], pictures: Path, tmp_path: Path
+) -> None:
+    chosen = config(make(tmp_path / "in"), pictures, prompts=["a red one"])
+    full = Trained(copy.deepcopy(chosen), tmp_path).workload.sample(2, 0)
+    chosen.site.precision = "bf16-mixed"
+    run, dtypes = Trained(chosen, tmp_path), []
+    for module in (run.workload.networks["denoiser"], run.workload.networks["vae"].decoder):
+        module.register_forward_hook(lambda _, given, out: dtypes.append(out[0].dtype))
+    made = run.workload.sample(2, 0)
+    assert dtypes == [*[torch.bfloat16] * 3, torch.float32]
+    assert made.dtype == torch.float32 and 0 < (made - full).abs().max() < 0.1
 
 
 @pytest.mark.slow
