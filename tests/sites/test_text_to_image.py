@@ -14,9 +14,11 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import fedwan
 from fedwan.app import resolve
+from fedwan.cli import results
 from fedwan.config import Config, DataConfig
 from fedwan.data import files, open_shard
 from fedwan.errors import ConfigError
@@ -68,7 +70,7 @@ class Trained:
             self.losses.append(self.workload.step(next(loader), rng, keep_local)["denoiser"])
 
 
-@pytest.mark.parametrize("make", [stable_diffusion_xl, stable_diffusion_3])
+@pytest.mark.parametrize("make", [stable_diffusion, stable_diffusion_xl, stable_diffusion_3])
 def test_an_exported_adapter_makes_the_same_pictures_in_plain_diffusers(
     make: Callable[[Path], Path], pictures: Path, tmp_path: Path
 ) -> None:
@@ -205,8 +207,9 @@ def test_a_run_ends_with_an_adapter_which_alone_travels(
     trained = fedwan.load(tmp_path / "run")
     assert all(".lora_" in name for name in trained.networks["denoiser"])
     workload = trained.workload()
-    workload.save_pretrained(tmp_path / "adapter")  # type: ignore[attr-defined]
-    assert (tmp_path / "adapter").is_dir()
+    results.export(tmp_path / "run", tmp_path / "adapter", "diffusers")
+    (file,) = (tmp_path / "adapter").glob("*.safetensors")
+    assert len(load_file(file)) == len(trained.networks["denoiser"])
     kept = diffusers.UNet2DConditionModel.from_pretrained(pipeline / "unet").state_dict()
     state = workload.networks["denoiser"].state_dict().items()
     found = {name.replace(".base_layer", ""): value for name, value in state}
