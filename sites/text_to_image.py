@@ -92,6 +92,8 @@ class Model:
     """Share of captions that are left out in training, as guidance needs."""
     min_snr: float = setting(0.0, NOT_NEGATIVE)
     """Most that a timestep weighs, as a ratio of signal and noise; usual is 5, 0 is off."""
+    noise_offset: float = setting(0.0, NOT_NEGATIVE)
+    """Of the noise, what is one draw for all of a channel; usual is 0.05, 0 is off."""
     prompts: list[str] = field(default_factory=list)
     """Of `samples.png` and `fedwan sample`, in turn; without them samples have no caption."""
     guidance: float = setting(4.0, NOT_NEGATIVE)
@@ -261,7 +263,7 @@ class TextToImage(Simple):
         return out  # type: ignore[no-any-return]
 
     def _loss(self, batch: Batch, rng: NamedGenerators) -> Tensor:
-        given = self.folder.denoising.noised(batch.x, rng)
+        given = self.folder.denoising.noised(batch.x, rng, self.model.noise_offset)
         kept = torch.rand(len(batch.y), generator=rng["captions"]) >= self.model.caption_dropout
         told = self._of(batch.y.cpu() * kept)
         return given.loss(self._predict(given.x, given.timestep, told))

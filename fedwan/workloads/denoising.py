@@ -97,10 +97,14 @@ class Denoising:
         """The class of diffusers that makes samples."""
         return type(self.scheduler) if self.is_flow else require("diffusers", "").DDIMScheduler
 
-    def noised(self, x: Tensor, rng: NamedGenerators) -> Noised:
-        """Data (batch, …) at random noise levels."""
+    def noised(self, x: Tensor, rng: NamedGenerators, offset: float = 0.0) -> Noised:
+        """Data (batch, …) at random noise levels; `offset` as of `model.noise_offset`."""
         device = x.device
         noise = torch.randn(x.shape, generator=rng.on("noise", device), device=device).to(x)
+        if offset:
+            drawn = {"generator": rng.on("offset", device), "device": device}
+            per_channel = torch.randn(x.shape[:2], **drawn).view(*x.shape[:2], *[1] * (x.dim() - 2))
+            noise += offset * per_channel.to(x)
         count, total = len(noise), self.scheduler.config.num_train_timesteps
         if self.is_flow:
             sigma = flow.draw_sigma(count, rng["sigma"], self.scheduler.config.shift)
@@ -118,7 +122,8 @@ class Denoising:
     def _weight(self, step: Tensor) -> Tensor:
         """Of each timestep, (batch,), in the error of what is predicted."""
         kept = self.scheduler.alphas_cumprod.to(step.device)[step]
-        snr = kept / (1 - kept)
+        # Of `rescale_betas_zero_snr` the last is 0.
+        snr = (kept / (1 - kept)).clamp(min=torch.finfo(kept.dtype).tiny)
         per = {"epsilon": snr, "v_prediction": snr + 1, "sample": torch.ones_like(snr)}
         weight: Tensor = snr.clamp(max=self._min_snr) / per[self.scheduler.config.prediction_type]
         return weight

@@ -111,6 +111,16 @@ def test_all_of_a_denoiser_is_exported_as_a_pipeline(
     assert torch.equal(run.workload.sample(2, 0), again.workload.sample(2, 0))
 
 
+def test_noise_has_the_offset_that_is_asked_for(
+    pipeline: Path, pictures: Path, tmp_path: Path
+) -> None:
+    first, other = (
+        Trained(config(pipeline, pictures, noise_offset=offset), tmp_path, steps=1).losses[0]
+        for offset in (0.0, 2.0)
+    )
+    assert float(other) > 2 * float(first)  # its square is 1 + 4, of an untrained network
+
+
 def test_pictures_and_captions_are_encoded_once(
     pipeline: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
