@@ -136,7 +136,7 @@ def check(config: Config) -> None:
 
 
 def _adapt(network: Any, model: Model) -> None:
-    """Freeze a denoiser and add adapters, in place."""
+    """Freeze a denoiser and add adapters in fp32, in place."""
     peft, targets = require("peft", "diffusers"), list(model.lora_targets)
     layers = dict(network.named_modules())
     linear = [name for name, layer in layers.items() if isinstance(layer, nn.Linear)]
@@ -154,6 +154,7 @@ def _adapt(network: Any, model: Model) -> None:
         raise ConfigError(
             f"model.lora_targets = {targets} cannot be adapted ({why}); {mend}"
         ) from None
+    require("diffusers.training_utils", "diffusers").cast_training_params(network, torch.float32)
 
 
 class TextToImage(Simple):
@@ -162,8 +163,11 @@ class TextToImage(Simple):
     def __init__(self, config: Config, device: torch.device | str) -> None:
         self.model = Model(**config.model)
         self.folder = folder = Folder(self.model.path, self.model.min_snr)
+        is_half = self.model.lora and config.site.precision == "bf16-mixed"
         with seeded_init(config.seed):
-            network = folder.load(folder.part, device).train()
+            # What never moves needs no more than what it is multiplied in.
+            dtype = torch.bfloat16 if is_half else torch.float32
+            network = folder.load(folder.part, device, dtype).train()
             if self.model.lora:
                 _adapt(network, self.model)
             self._vae: Any = folder.load("vae", device).requires_grad_(False)

@@ -66,7 +66,9 @@ class Folder:
         # Latents have no range; schedulers that clip are those of pixels.
         self.denoising = Denoising({"clip_sample": False} | found, "", min_snr)
 
-    def load(self, part: str, device: torch.device | str) -> nn.Module:
+    def load(
+        self, part: str, device: torch.device | str, dtype: torch.dtype = torch.float32
+    ) -> nn.Module:
         """A part with its weights, in evaluation mode; on torch's meta device without."""
         kind = getattr(self.library, self.index[part][1])
         if torch.device(device).type == "meta":
@@ -76,7 +78,7 @@ class Folder:
                 made = kind.from_pretrained(
                     self.path / part, use_safetensors=True, low_cpu_mem_usage=False
                 )
-        return made.float().to(device).eval()  # type: ignore[no-any-return]
+        return made.to(device, dtype).eval()  # type: ignore[no-any-return]
 
     def encoders(self, device: torch.device) -> Any:
         """The pipeline without denoiser and VAE."""

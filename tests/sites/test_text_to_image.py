@@ -208,22 +208,29 @@ def test_quality_is_measured_on_held_out_captions_in_turn_and_no_picture_more(
     assert torch.equal(captions, held_out.y.repeat(2)[:18])
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("precision", "held"), [("32-true", torch.float32), ("bf16-mixed", torch.bfloat16)]
+)
 def test_a_run_ends_with_an_adapter_which_alone_travels(
-    pipeline: Path, pictures: Path, tmp_path: Path
+    precision: str, held: torch.dtype, pipeline: Path, pictures: Path, tmp_path: Path
 ) -> None:
     chosen = dataclasses.replace(config(pipeline, pictures), sites=2, steps=2, h=2)
+    chosen.site.precision = precision
     simulate(resolve(chosen), tmp_path / "run")
     trained = fedwan.load(tmp_path / "run")
-    assert all(".lora_" in name for name in trained.networks["denoiser"])
+    adapters = trained.networks["denoiser"].items()
+    assert all(".lora_" in name and value.dtype == torch.float32 for name, value in adapters)
     workload = trained.workload()
     results.export(tmp_path / "run", tmp_path / "adapter", "diffusers")
     (file,) = (tmp_path / "adapter").glob("*.safetensors")
-    assert len(load_file(file)) == len(trained.networks["denoiser"])
+    assert {value.dtype for value in load_file(file).values()} == {torch.float32}
+    assert len(load_file(file)) == len(adapters)
     kept = diffusers.UNet2DConditionModel.from_pretrained(pipeline / "unet").state_dict()
     state = workload.networks["denoiser"].state_dict().items()
     found = {name.replace(".base_layer", ""): value for name, value in state}
-    assert all(torch.equal(value, found[name]) for name, value in kept.items())
+    assert all(torch.equal(value.to(held), found[name]) for name, value in kept.items())
+    assert workload.sample(1, 0).dtype == torch.float32
+    assert next(workload.networks["vae"].parameters()).dtype == torch.float32
 
 
 def _edit(path: Path, **settings: Any) -> None:
