@@ -102,9 +102,8 @@ class Denoising:
         device = x.device
         noise = torch.randn(x.shape, generator=rng.on("noise", device), device=device).to(x)
         if offset:
-            drawn = {"generator": rng.on("offset", device), "device": device}
-            per_channel = torch.randn(x.shape[:2], **drawn).view(*x.shape[:2], *[1] * (x.dim() - 2))
-            noise += offset * per_channel.to(x)
+            drawn = torch.randn(x.shape[:2], generator=rng.on("offset", device), device=device)
+            noise += offset * drawn.to(x).view(*drawn.shape, *[1] * (x.dim() - 2))
         count, total = len(noise), self.scheduler.config.num_train_timesteps
         if self.is_flow:
             sigma = flow.draw_sigma(count, rng["sigma"], self.scheduler.config.shift)
