@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -174,6 +174,9 @@ class TextToImage(Simple):
         side = source_of(config.data).shape[-1]
         self._side, self._shape = side, (folder.channels, *[side // folder.factor] * 2)
         self._table: dict[str, Any] = {}
+        sizes = [side, side, 0, 0, side, side]  # of the picture, its corner, and what is asked for
+        self._time_ids = torch.tensor(sizes, dtype=torch.float32, device=device)
+        self._without: Told = {}
         self._shown: Told | None = None
         super().__init__(config, "denoiser", network, self._loss, self._draw)
         self.networks["vae"] = self._vae  # frozen, and the same at every site
@@ -181,8 +184,8 @@ class TextToImage(Simple):
     def prepare(self, shard: Shard, folder: Path) -> Shard:
         """Encode a site's pictures and captions into `folder`/encoded, if the same are not there.
 
-        A batch's `x` is then latents, and `y` the number of its caption in a table of embeddings,
-        whose first is of no caption; held-out `x` stay pictures.
+        Batches are `Encoded`, then; held-out `x` stay pictures, and `y` is the number of a caption
+        in a table of embeddings, whose first is of no caption.
         """
         made, of = folder / "encoded", self._made_of(shard)
         folder.mkdir(parents=True, exist_ok=True)
@@ -195,8 +198,9 @@ class TextToImage(Simple):
         names = PIPELINES[self.folder.kind]
         files = {path.stem: np.load(path, mmap_mode="r") for path in sorted(made.glob("*.npy"))}
         self._table = {name: files[name] for name in names}
+        self._without = self._of(torch.zeros(1, dtype=torch.int64))
         held_out = Batch(shard.held_out["x"], torch.from_numpy(files["held_out"].copy()))
-        train = _Encoded(files["latents"], files["captions"])
+        train = _Encoded(files["latents"], files["captions"], self._table)
         return dataclasses.replace(shard, train=train, held_out=held_out, workers=0, flip=False)
 
     def _made_of(self, shard: Shard) -> dict[str, Any]:
@@ -252,24 +256,27 @@ class TextToImage(Simple):
         """What the denoiser is told of captions by number, (batch,) int64."""
         rows = numbers.cpu().numpy()
         found = {name: torch.from_numpy(table[rows]) for name, table in self._table.items()}
-        return {name: value.float().to(self.device) for name, value in found.items()}
+        return {name: value.to(self.device).float() for name, value in found.items()}
 
     def _predict(self, x: Tensor, timestep: Tensor, told: Told) -> Tensor:
         more: dict[str, Any] = dict(told)
         if "text_embeds" in more:
-            of_size = x.new_tensor([self._side, self._side, 0, 0, self._side, self._side])
             pooled = more.pop("text_embeds")
             more["added_cond_kwargs"] = {
                 "text_embeds": pooled,
-                "time_ids": of_size.expand(len(x), -1),
+                "time_ids": self._time_ids.expand(len(x), -1),
             }
         out = self.networks["denoiser"](x, timestep=timestep, return_dict=False, **more)[0]
         return out  # type: ignore[no-any-return]
 
-    def _loss(self, batch: Batch, rng: NamedGenerators) -> Tensor:
+    def _loss(self, batch: Any, rng: NamedGenerators) -> Tensor:
         given = self.folder.denoising.noised(batch.x, rng, self.model.noise_offset)
-        kept = torch.rand(len(batch.y), generator=rng["captions"]) >= self.model.caption_dropout
-        told = self._of(batch.y.cpu() * kept)
+        kept = torch.rand(len(batch.x), generator=rng["captions"]) >= self.model.caption_dropout
+        kept = kept.to(self.device, non_blocking=True)
+        told = {
+            name: torch.where(kept.view(-1, *[1] * (value.dim() - 1)), value, self._without[name])
+            for name, value in batch.told.items()
+        }
         return given.loss(self._predict(given.x, given.timestep, told))
 
     def _draw(self, num: int, seed: int) -> Tensor:
@@ -330,18 +337,30 @@ class TextToImage(Simple):
         (folder / "README.md").write_text(_README.format(**told))
 
 
-class _Encoded(torch.utils.data.Dataset[Batch]):
-    """Latents (N, …) and captions' numbers (N,), in files."""
+class Encoded(NamedTuple):
+    """A batch of what is trained on. Captions come with it, so that no step waits for the GPU."""
 
-    def __init__(self, latents: Any, captions: Any) -> None:
-        self._latents, self._captions = latents, captions
+    x: Tensor
+    """Latents, (batch, …)."""
+    y: Tensor
+    """Numbers of captions, (batch,) int64."""
+    told: dict[str, Tensor]
+    """What the denoiser is told of them, in fp16."""
+
+
+class _Encoded(torch.utils.data.Dataset[Encoded]):
+    """Latents (N, …), captions' numbers (N,) and the table of these, in files."""
+
+    def __init__(self, latents: Any, captions: Any, table: dict[str, Any]) -> None:
+        self._latents, self._captions, self._table = latents, captions, table
 
     def __len__(self) -> int:
         return len(self._captions)
 
-    def __getitem__(self, place: int) -> Batch:
-        x = torch.from_numpy(self._latents[place].copy())
-        return Batch(x, torch.tensor(int(self._captions[place])))
+    def __getitem__(self, place: int) -> Encoded:
+        x, number = torch.from_numpy(self._latents[place].copy()), int(self._captions[place])
+        told = {name: torch.from_numpy(rows[number].copy()) for name, rows in self._table.items()}
+        return Encoded(x, torch.tensor(number), told)
 
 
 def _read(train: Any, ways: Sequence[bool]) -> Iterator[tuple[Tensor, list[str]]]:

@@ -136,6 +136,26 @@ def test_pictures_and_captions_are_encoded_once(
     assert set(first.workload.evaluate(first.shard.held_out, 0)) >= {"fd", "fd_floor", "moments"}
 
 
+def test_captions_come_with_the_batch_and_some_are_left_out(
+    pipeline: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Trained(config(pipeline, pictures, caption_dropout=0.5), tmp_path, steps=0)
+    rng, table = NamedGenerators(0, "s1"), np.load(tmp_path / "encoded/encoder_hidden_states.npy")
+    batch = next(run.shard.loader(16, rng["data"]))
+    given = torch.from_numpy(table[batch.y])
+    assert torch.equal(batch.told["encoder_hidden_states"], given)
+    monkeypatch.setattr(run.workload, "_of", None)  # it would wait for the GPU
+    told: list[torch.Tensor] = []
+    run.workload.networks["denoiser"].register_forward_pre_hook(
+        lambda _, args, named: told.append(named["encoder_hidden_states"]), with_kwargs=True
+    )
+    run.workload.step(batch, rng, keep_local)
+    kept = torch.rand(16, generator=NamedGenerators(0, "s1")["captions"]) >= 0.5
+    none = torch.from_numpy(table[:1])
+    assert 0 < kept.sum() < 16
+    assert torch.equal(told[0], torch.where(kept.view(-1, 1, 1), given, none).float())
+
+
 def test_large_pictures_are_encoded_and_made_in_parts(
     pipeline: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
