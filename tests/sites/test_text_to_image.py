@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 import fedwan
 from fedwan.app import resolve
 from fedwan.cli import results
-from fedwan.config import Config, DataConfig
+from fedwan.config import Config, DataConfig, SiteConfig
 from fedwan.data import files, open_shard
 from fedwan.errors import ConfigError
 from fedwan.rng import NamedGenerators, derive_seed
@@ -188,6 +188,30 @@ def test_in_half_precision_the_denoiser_alone_samples_in_it(
     made = run.workload.sample(2, 0)
     assert dtypes == [*[torch.bfloat16] * 3, torch.float32]
     assert made.dtype == torch.float32 and 0 < (made - full).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("make", [stable_diffusion, stable_diffusion_3])
+def test_adapters_learn_alike_however_a_site_computes(
+    make: Callable[[Path], Path], pictures: Path, tmp_path: Path
+) -> None:
+    folder = make(tmp_path / "in")
+
+    def trained(precision: str = "32-true", **site: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = config(folder, pictures)
+        chosen.site = SiteConfig(precision, **site)
+        run = Trained(chosen, tmp_path)
+        state = run.workload.networks["denoiser"].state_dict().items()
+        norms = [value.norm() for name, value in state if "lora_B" in name]
+        return torch.stack(run.losses), torch.stack(norms)
+
+    plain = trained()
+    assert (plain[1] > 0).all()
+    torch.testing.assert_close(trained(recompute=True), plain, rtol=0, atol=0)
+    torch.testing.assert_close(trained(accumulate=2), plain, rtol=1e-3, atol=0)
+    for precision in ("bf16-mixed", "16-mixed"):
+        half = trained(precision, recompute=True, accumulate=2)
+        torch.testing.assert_close(half, plain, rtol=0.2, atol=0)
+        assert not torch.equal(half[0], plain[0])
 
 
 @pytest.mark.slow
