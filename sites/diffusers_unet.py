@@ -28,7 +28,7 @@ from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads import flow
 from fedwan.workloads.base import Batch, NetworkKind
-from fedwan.workloads.denoising import Denoising, read_json
+from fedwan.workloads.denoising import Denoising, read_json, reading
 from fedwan.workloads.descent import Simple
 
 NETWORKS: dict[str, NetworkKind] = {"denoiser": "regression"}
@@ -111,6 +111,18 @@ def _folders(path: str) -> tuple[Path | None, Path | None]:
     return root, scheduler if scheduler.is_dir() else None
 
 
+def _weights(network: Path) -> Path | None:
+    """The folder of a network's weights; None if it holds settings alone."""
+    if any(network.glob("*.safetensors*")):
+        return network
+    if pickled := sorted(network.glob("*.bin")):
+        raise ConfigError(
+            f"{str(pickled[0])!r} is a pickle, which is not read; write it again as safetensors, "
+            "by save_pretrained of the network that diffusers' from_pretrained opens there"
+        )
+    return None
+
+
 class Parts:
     """What a folder, or its absence, says: the classes of network and scheduler, and settings."""
 
@@ -129,7 +141,7 @@ class Parts:
         self.num_classes = next((n for key in told if (n := self.settings.get(key))), 0)
         """That the network is told; 0 for none."""
         name = str(self.settings.get("_class_name"))
-        self.weights = network if network and any(network.glob("*.safetensors*")) else None
+        self.weights = _weights(network) if network else None
         self.network = getattr(library, name, None)
         if not inspect.isclass(self.network) or not issubclass(self.network, library.ModelMixin):
             raise ConfigError(
@@ -176,9 +188,10 @@ class Parts:
     def build(self, device: torch.device | str) -> nn.Module:
         """The network, with the folder's weights where there are any to read."""
         if self.weights and torch.device(device).type != "meta":
-            network = self.network.from_pretrained(
-                self.weights, use_safetensors=True, low_cpu_mem_usage=False
-            ).train()
+            with reading(self.weights, "its weights"):
+                network = self.network.from_pretrained(
+                    self.weights, use_safetensors=True, low_cpu_mem_usage=False
+                ).train()
         else:
             network = self.network.from_config(self.settings)
         return network.to(device)  # type: ignore[no-any-return]

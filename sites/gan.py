@@ -124,7 +124,7 @@ class Gan(Descent):
         if self.privacy is not None:
             return self._private_backward(batch, rng)
         generator, discriminator = self.networks["generator"], self.networks["discriminator"]
-        fake = generator(self._latents(len(batch.x), rng["latent"]), batch.y)
+        fake = generator(self._latents(len(batch.x), rng.on("latent", self.device)), batch.y)
         real = batch.x.detach().requires_grad_()
         real_logits, fake_logits = discriminator(real, batch.y), discriminator(fake, batch.y)
         loss: GanLoss = LOSSES[self.model.loss]
@@ -145,7 +145,9 @@ class Gan(Descent):
         How many are generated does not depend on how many real ones were drawn.
         """
         discriminator, loss = self.networks["discriminator"], LOSSES[self.model.loss]
-        fake = self.networks["generator"](self._latents(self.config.data.batch, rng["latent"]))
+        fake = self.networks["generator"](
+            self._latents(self.config.data.batch, rng.on("latent", self.device))
+        )
         fake_logits = discriminator(fake)
         no_logits = torch.zeros_like(fake_logits)  # their term has no gradient
         total = loss.discriminator(no_logits, fake_logits)
@@ -193,7 +195,8 @@ class Gan(Descent):
         }
 
     def _latents(self, num: int, generator: torch.Generator) -> Tensor:
-        return torch.randn(num, self.model.latents, generator=generator).to(self.device)
+        drawn = {"generator": generator, "device": generator.device}
+        return torch.randn(num, self.model.latents, **drawn).to(self.device)
 
 
 build = Gan

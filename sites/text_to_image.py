@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -61,7 +61,7 @@ DEFAULTS = {
     ),
 }
 AT_ONCE, MOST_PIXELS = 16, 1 << 20
-"""Pictures that are encoded, made or decoded together."""
+"""Pictures that are encoded, made or decoded together: 16 of 256x256, 4 of 512x512."""
 _NOTE = "made_of.json"
 _README = """\
 # A LoRA of {path}
@@ -92,6 +92,8 @@ class Model:
     """Share of captions that are left out in training, as guidance needs."""
     min_snr: float = setting(0.0, NOT_NEGATIVE)
     """Most that a timestep weighs, as a ratio of signal and noise; usual is 5, 0 is off."""
+    noise_offset: float = setting(0.0, NOT_NEGATIVE)
+    """Of the noise, what is one draw for all of a channel; usual is 0.05, 0 is off."""
     prompts: list[str] = field(default_factory=list)
     """Of `samples.png` and `fedwan sample`, in turn; without them samples have no caption."""
     guidance: float = setting(4.0, NOT_NEGATIVE)
@@ -135,20 +137,25 @@ def check(config: Config) -> None:
 
 
 def _adapt(network: Any, model: Model) -> None:
-    """Freeze a denoiser and add adapters, in place."""
-    peft = require("peft", "diffusers")
-    settings = peft.LoraConfig(
-        r=model.lora, lora_alpha=model.lora, target_modules=list(model.lora_targets)
-    )
+    """Freeze a denoiser and add adapters in fp32, in place."""
+    peft, targets = require("peft", "diffusers"), list(model.lora_targets)
+    layers = dict(network.named_modules())
+    linear = [name for name, layer in layers.items() if isinstance(layer, nn.Linear)]
+    mend = f"the denoiser has layers like {linear[0]!r} and {linear[-1]!r}"
+    for end in targets:  # peft takes those that match, without a word of the others
+        if not any(f".{name}".endswith(f".{end}") for name in layers):
+            raise ConfigError(f"model.lora_targets = {targets}: {end!r} matches no layer; {mend}")
     network.requires_grad_(False)
     try:
-        network.add_adapter(settings)
-    except ValueError:
-        names = [name for name, m in network.named_modules() if isinstance(m, nn.Linear)]
+        network.add_adapter(
+            peft.LoraConfig(r=model.lora, lora_alpha=model.lora, target_modules=targets)
+        )
+    except ValueError as error:  # of another kind of layer, printed over several lines, or none
+        why = str(error).splitlines()[0].rstrip("(")
         raise ConfigError(
-            f"model.lora_targets = {list(model.lora_targets)} match no layer of the denoiser; its "
-            f"layers are like {names[0]!r} and {names[-1]!r}"
+            f"model.lora_targets = {targets} cannot be adapted ({why}); {mend}"
         ) from None
+    require("diffusers.training_utils", "diffusers").cast_training_params(network, torch.float32)
 
 
 class TextToImage(Simple):
@@ -157,14 +164,20 @@ class TextToImage(Simple):
     def __init__(self, config: Config, device: torch.device | str) -> None:
         self.model = Model(**config.model)
         self.folder = folder = Folder(self.model.path, self.model.min_snr)
+        is_half = self.model.lora and config.site.precision == "bf16-mixed"
         with seeded_init(config.seed):
-            network = folder.load(folder.part, device).train()
+            # What never moves needs no more than what it is multiplied in.
+            dtype = torch.bfloat16 if is_half else torch.float32
+            network = folder.load(folder.part, device, dtype).train()
             if self.model.lora:
                 _adapt(network, self.model)
             self._vae: Any = folder.load("vae", device).requires_grad_(False)
         side = source_of(config.data).shape[-1]
         self._side, self._shape = side, (folder.channels, *[side // folder.factor] * 2)
         self._table: dict[str, Any] = {}
+        sizes = [side, side, 0, 0, side, side]  # of the picture, its corner, and what is asked for
+        self._time_ids = torch.tensor(sizes, dtype=torch.float32, device=device)
+        self._without: Told = {}
         self._shown: Told | None = None
         super().__init__(config, "denoiser", network, self._loss, self._draw)
         self.networks["vae"] = self._vae  # frozen, and the same at every site
@@ -172,8 +185,8 @@ class TextToImage(Simple):
     def prepare(self, shard: Shard, folder: Path) -> Shard:
         """Encode a site's pictures and captions into `folder`/encoded, if the same are not there.
 
-        A batch's `x` is then latents, and `y` the number of its caption in a table of embeddings,
-        whose first is of no caption; held-out `x` stay pictures.
+        Batches are `Encoded`, then; held-out `x` stay pictures, and `y` is the number of a caption
+        in a table of embeddings, whose first is of no caption.
         """
         made, of = folder / "encoded", self._made_of(shard)
         folder.mkdir(parents=True, exist_ok=True)
@@ -186,8 +199,9 @@ class TextToImage(Simple):
         names = PIPELINES[self.folder.kind]
         files = {path.stem: np.load(path, mmap_mode="r") for path in sorted(made.glob("*.npy"))}
         self._table = {name: files[name] for name in names}
+        self._without = self._of(torch.zeros(1, dtype=torch.int64))
         held_out = Batch(shard.held_out["x"], torch.from_numpy(files["held_out"].copy()))
-        train = _Encoded(files["latents"], files["captions"])
+        train = _Encoded(files["latents"], files["captions"], self._table)
         return dataclasses.replace(shard, train=train, held_out=held_out, workers=0, flip=False)
 
     def _made_of(self, shard: Shard) -> dict[str, Any]:
@@ -232,36 +246,38 @@ class TextToImage(Simple):
 
     def _pictures(self, latents: Tensor) -> Tensor:
         values = latents / self.folder.scale + self.folder.shift
-        parts = values.split(self._pictures_at_once)
-        return clamp_images(torch.cat([self._vae.decode(part).sample for part in parts]))
+        with torch.autocast(self.device.type, enabled=False):  # SDXL's overflows in fp16
+            return clamp_images(self._vae.decode(values).sample)
 
     @property
     def _pictures_at_once(self) -> int:
-        # The VAE's layers are as large as pictures, the denoiser's only as latents.
-        return at_once((self._side, self._side), MOST_PIXELS)
+        return min(AT_ONCE, at_once((self._side, self._side), MOST_PIXELS))
 
     def _of(self, numbers: Tensor) -> Told:
         """What the denoiser is told of captions by number, (batch,) int64."""
         rows = numbers.cpu().numpy()
         found = {name: torch.from_numpy(table[rows]) for name, table in self._table.items()}
-        return {name: value.float().to(self.device) for name, value in found.items()}
+        return {name: value.to(self.device).float() for name, value in found.items()}
 
     def _predict(self, x: Tensor, timestep: Tensor, told: Told) -> Tensor:
         more: dict[str, Any] = dict(told)
         if "text_embeds" in more:
-            of_size = x.new_tensor([self._side, self._side, 0, 0, self._side, self._side])
             pooled = more.pop("text_embeds")
             more["added_cond_kwargs"] = {
                 "text_embeds": pooled,
-                "time_ids": of_size.expand(len(x), -1),
+                "time_ids": self._time_ids.expand(len(x), -1),
             }
         out = self.networks["denoiser"](x, timestep=timestep, return_dict=False, **more)[0]
         return out  # type: ignore[no-any-return]
 
-    def _loss(self, batch: Batch, rng: NamedGenerators) -> Tensor:
-        given = self.folder.denoising.noised(batch.x, rng)
-        kept = torch.rand(len(batch.y), generator=rng["captions"]) >= self.model.caption_dropout
-        told = self._of(batch.y.cpu() * kept)
+    def _loss(self, batch: Any, rng: NamedGenerators) -> Tensor:
+        given = self.folder.denoising.noised(batch.x, rng, self.model.noise_offset)
+        kept = torch.rand(len(batch.x), generator=rng["captions"]) >= self.model.caption_dropout
+        kept = kept.to(self.device, non_blocking=True)
+        told = {
+            name: torch.where(kept.view(-1, *[1] * (value.dim() - 1)), value, self._without[name])
+            for name, value in batch.told.items()
+        }
         return given.loss(self._predict(given.x, given.timestep, told))
 
     def _draw(self, num: int, seed: int) -> Tensor:
@@ -280,7 +296,8 @@ class TextToImage(Simple):
         """Pictures of captions by number, (num,) int64, from fixed noise."""
         generator = torch.Generator().manual_seed(derive_seed(seed, "sample"))
         noise = torch.randn(len(captions), *self._shape, generator=generator).to(self.device)
-        parts = zip(noise.split(AT_ONCE), captions.split(AT_ONCE), strict=True)
+        num = self._pictures_at_once
+        parts = zip(noise.split(num), captions.split(num), strict=True)
         return torch.cat([self._denoise(x, told(rows), told(rows * 0)) for x, rows in parts])
 
     def _denoise(self, x: Tensor, told: Told, without: Told) -> Tensor:
@@ -291,7 +308,7 @@ class TextToImage(Simple):
                 return self._predict(x, timestep, told)
             both = {name: torch.cat([without[name], told[name]]) for name in told}
             found = self._predict(torch.cat([x, x]), torch.cat([timestep, timestep]), both)
-            base, led = found.chunk(2)
+            base, led = found.to(x).chunk(2)
             return base + guidance * (led - base)
 
         steps = self.model.sampling_steps
@@ -321,18 +338,30 @@ class TextToImage(Simple):
         (folder / "README.md").write_text(_README.format(**told))
 
 
-class _Encoded(torch.utils.data.Dataset[Batch]):
-    """Latents (N, …) and captions' numbers (N,), in files."""
+class Encoded(NamedTuple):
+    """A batch of what is trained on. Captions come with it, so that no step waits for the GPU."""
 
-    def __init__(self, latents: Any, captions: Any) -> None:
-        self._latents, self._captions = latents, captions
+    x: Tensor
+    """Latents, (batch, …)."""
+    y: Tensor
+    """Numbers of captions, (batch,) int64."""
+    told: dict[str, Tensor]
+    """What the denoiser is told of them, in fp16."""
+
+
+class _Encoded(torch.utils.data.Dataset[Encoded]):
+    """Latents (N, …), captions' numbers (N,) and the table of these, in files."""
+
+    def __init__(self, latents: Any, captions: Any, table: dict[str, Any]) -> None:
+        self._latents, self._captions, self._table = latents, captions, table
 
     def __len__(self) -> int:
         return len(self._captions)
 
-    def __getitem__(self, place: int) -> Batch:
-        x = torch.from_numpy(self._latents[place].copy())
-        return Batch(x, torch.tensor(int(self._captions[place])))
+    def __getitem__(self, place: int) -> Encoded:
+        x, number = torch.from_numpy(self._latents[place].copy()), int(self._captions[place])
+        told = {name: torch.from_numpy(rows[number].copy()) for name, rows in self._table.items()}
+        return Encoded(x, torch.tensor(number), told)
 
 
 def _read(train: Any, ways: Sequence[bool]) -> Iterator[tuple[Tensor, list[str]]]:

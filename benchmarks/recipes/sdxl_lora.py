@@ -1,7 +1,8 @@
 """A LoRA on a U-Net of SDXL's size, 2.57 billion frozen weights in bf16, drawn at random.
 
 Latents, embeddings of captions and noise are drawn on the device: no picture is read. The adapters
-of every attention's projections learn, in fp32, as `sites/text_to_image.py` has them.
+of every attention's projections learn, in fp32, as `sites/text_to_image.py` has them under
+`site.precision=bf16-mixed`.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Model:
 
 def build(config: Config, device: torch.device | str) -> Lora:
     from diffusers import UNet2DConditionModel
+    from diffusers.training_utils import cast_training_params
     from peft import LoraConfig
 
     model = Model(**config.model)
@@ -67,9 +69,7 @@ def build(config: Config, device: torch.device | str) -> Lora:
     network.requires_grad_(False)
     with torch.device(device):
         network.add_adapter(LoraConfig(r=model.rank, lora_alpha=model.rank, target_modules=TARGETS))
-    for parameter in network.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
+    cast_training_params(network, torch.float32)
     networks = {"denoiser": network}
     lora = Lora(networks, build_optimizers(config.inner, networks))
     lora.shape = (config.data.batch, 4, model.side, model.side)

@@ -74,6 +74,8 @@ def sample(
 ) -> None:
     """Draw samples of a run's generator, as its recipe makes them, into one picture.
 
+    On a GPU where there is one.
+
     Runs of a script of your own have no recipe: fedwan.load(RUN) gives their weights.
     """
     # Imported late: torch takes seconds, and a wrong option is told at once.
@@ -82,11 +84,12 @@ def sample(
     import fedwan
     from fedwan.output.samples import draw_samples, most_shown
     from fedwan.rng import derive_seed, lent_generators
+    from fedwan.site.joining import choose_device
 
     if out.suffix.lower() != ".png":
         raise UserError(f"--out {out} is no PNG file; name one, as samples.png")
     trained = fedwan.load(run, ema=not last)
-    workload, config = trained.workload(), trained.config
+    workload, config = trained.workload(choose_device("auto")), trained.config
     with torch.no_grad(), lent_generators():
         one = workload.sample(1, seed)  # before all are made: how large they are
         if one.dim() == 4 and (most := most_shown(one, num)) < num:

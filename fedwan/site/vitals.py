@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import xxhash
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from fedwan.data import Shard, first_leaf
 from fedwan.rng import derive_seed, lent_generators
@@ -100,7 +101,8 @@ class Vitals:
     def _draw(self) -> None:
         """Keep some samples, and count copies among these and some more."""
         shard, seed = self._shard, derive_seed(*self._seed, "shard")
-        bytes_each = 4 * first_leaf(shard.drawn(1, seed)).numel()
+        leaves = tree_leaves(shard.drawn(1, seed))
+        bytes_each = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
         num = max(FEWEST_EXAMINED, min(MOST_COMPARED, MOST_BYTES // bytes_each))
         self._some = shard.drawn(num, seed)
         keys = [sample_keys(first_leaf(self._some))]

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import safetensors
 import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
@@ -39,6 +41,19 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path} cannot be read ({error}); give model.path another folder"
         ) from None
     return found if isinstance(found, dict) else {}
+
+
+@contextmanager
+def reading(folder: Path, what: str) -> Iterator[None]:
+    """Weights of a folder of diffusers that are missing or damaged are a `ConfigError`."""
+    try:
+        yield
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"model.path = {str(folder)!r}: {what} cannot be read ({why}); give a folder "
+            "that save_pretrained wrote, with .safetensors files"
+        ) from None
 
 
 class Noised(NamedTuple):
@@ -82,10 +97,13 @@ class Denoising:
         """The class of diffusers that makes samples."""
         return type(self.scheduler) if self.is_flow else require("diffusers", "").DDIMScheduler
 
-    def noised(self, x: Tensor, rng: NamedGenerators) -> Noised:
-        """Data (batch, …) at random noise levels."""
+    def noised(self, x: Tensor, rng: NamedGenerators, offset: float = 0.0) -> Noised:
+        """Data (batch, …) at random noise levels; `offset` as of `model.noise_offset`."""
         device = x.device
         noise = torch.randn(x.shape, generator=rng.on("noise", device), device=device).to(x)
+        if offset:
+            drawn = torch.randn(x.shape[:2], generator=rng.on("offset", device), device=device)
+            noise += offset * drawn.to(x).view(*drawn.shape, *[1] * (x.dim() - 2))
         count, total = len(noise), self.scheduler.config.num_train_timesteps
         if self.is_flow:
             sigma = flow.draw_sigma(count, rng["sigma"], self.scheduler.config.shift)
@@ -103,7 +121,8 @@ class Denoising:
     def _weight(self, step: Tensor) -> Tensor:
         """Of each timestep, (batch,), in the error of what is predicted."""
         kept = self.scheduler.alphas_cumprod.to(step.device)[step]
-        snr = kept / (1 - kept)
+        # Of `rescale_betas_zero_snr` the last is 0.
+        snr = (kept / (1 - kept)).clamp(min=torch.finfo(kept.dtype).tiny)
         per = {"epsilon": snr, "v_prediction": snr + 1, "sample": torch.ones_like(snr)}
         weight: Tensor = snr.clamp(max=self._min_snr) / per[self.scheduler.config.prediction_type]
         return weight
@@ -113,7 +132,8 @@ class Denoising:
         solver = self.solver.from_config(self.scheduler.config)  # it counts its steps
         solver.set_timesteps(steps, device=x.device)
         for step in solver.timesteps:
-            x = solver.step(predict(x, step.expand(len(x))), step, x).prev_sample
+            found = predict(x, step.expand(len(x))).to(x)  # flows' steps end in its precision
+            x = solver.step(found, step, x).prev_sample
         return x
 
 

@@ -90,8 +90,14 @@ class Descent(ABC):
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """See `fedwan.metrics.measure_quality`; of samples that are made of noise and weights."""
-        generated = self.sample_like(self._labels(real), derive_seed(seed, "evaluate"))
-        return measure_quality(self._measured, real, generated, self.config.eval.features)
+        with self.autocast():
+            generated = self.sample_like(self._labels(real), derive_seed(seed, "evaluate"))
+        return measure_quality(self._measured, real, _full(generated), self.config.eval.features)
+
+    def autocast(self) -> torch.autocast:
+        """What `site.precision` has steps and samples computed in."""
+        half = HALF.get(self._site.precision)
+        return torch.autocast(self.device.type, half, enabled=half is not None)
 
     @cached_property
     def _measured(self) -> str:
@@ -157,13 +163,13 @@ class Descent(ABC):
 
     def _compute(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
         """The gradients of a whole batch in `.grad`, part by part; its mean losses."""
-        num_parts, half = self._site.accumulate, HALF.get(self._site.precision)
+        num_parts = self._site.accumulate
         params = [p for name in self.optimizers for p in self.networks[name].parameters()]
         mean: dict[str, Tensor] = {}
         for param in params:
             param.grad = None
         for index in range(num_parts):
-            with torch.autocast(self.device.type, half, enabled=half is not None):
+            with self.autocast():
                 losses = self.backward(part_of(batch, num_parts, index), rng)
             for name, loss in losses.items():
                 share = _full(loss.detach()) / num_parts
@@ -172,9 +178,9 @@ class Descent(ABC):
         return mean
 
 
-def _full(loss: Tensor) -> Tensor:
+def _full(value: Tensor) -> Tensor:
     """In fp32 at least: in fp16 a scaled loss would leave the range."""
-    return loss.to(full_dtype(loss.dtype))
+    return value.to(full_dtype(value.dtype)) if value.is_floating_point() else value
 
 
 class Simple(Descent):
@@ -207,4 +213,5 @@ class Simple(Descent):
     @torch.no_grad()
     def sample(self, num: int, seed: int) -> Tensor:
         """See `Descent`."""
-        return self._sample(num, seed)
+        with self.autocast():
+            return _full(self._sample(num, seed))

@@ -5,20 +5,19 @@ Nothing is read but by `Folder`; what is missing, damaged or of another kind is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import inspect
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import safetensors
 import torch
 from torch import Tensor, nn
 
 from fedwan.errors import ConfigError
 from fedwan.extras import require
 from fedwan.rng import lent_generators
-from fedwan.workloads.denoising import Denoising, read_json
+from fedwan.workloads.denoising import Denoising, read_json, reading
 
 PIPELINES: Mapping[str, tuple[str, ...]] = {
     "StableDiffusionPipeline": ("encoder_hidden_states",),
@@ -54,39 +53,32 @@ class Folder:
         self._is_3 = self.kind == "StableDiffusion3Pipeline"
         self.part = "unet" if "unet" in self.index else "transformer"
         self.settings = read_json(self.path / self.part / "config.json")
-        vae = read_json(self.path / "vae" / "config.json")
-        self.scale = float(vae.get("scaling_factor") or 1)
-        self.shift = float(vae.get("shift_factor") or 0)
-        self.channels = int(vae.get("latent_channels", 4))
-        self.factor = 2 ** (len(vae.get("block_out_channels", [0])) - 1)
+        # Folders of before a setting was added are without it.
+        known = inspect.signature(self.library.AutoencoderKL).parameters.values()
+        vae = {each.name: each.default for each in known}
+        vae |= read_json(self.path / "vae" / "config.json")
+        self.scale = float(vae["scaling_factor"] or 1)
+        self.shift = float(vae["shift_factor"] or 0)
+        self.channels = int(vae["latent_channels"])
+        self.factor = 2 ** (len(vae["block_out_channels"]) - 1)
         """Pixels a side of one latent value."""
         found = read_json(self.path / "scheduler" / "scheduler_config.json")
         # Latents have no range; schedulers that clip are those of pixels.
         self.denoising = Denoising({"clip_sample": False} | found, "", min_snr)
 
-    def load(self, part: str, device: torch.device | str) -> nn.Module:
+    def load(
+        self, part: str, device: torch.device | str, dtype: torch.dtype = torch.float32
+    ) -> nn.Module:
         """A part with its weights, in evaluation mode; on torch's meta device without."""
         kind = getattr(self.library, self.index[part][1])
         if torch.device(device).type == "meta":
             made = kind.from_config(read_json(self.path / part / "config.json"))
         else:
-            with self._reading(part):
+            with reading(self.path, part):
                 made = kind.from_pretrained(
                     self.path / part, use_safetensors=True, low_cpu_mem_usage=False
                 )
-        return made.float().to(device).eval()  # type: ignore[no-any-return]
-
-    @contextmanager
-    def _reading(self, what: str) -> Iterator[None]:
-        """Files that are missing or damaged are a `ConfigError`."""
-        try:
-            yield
-        except (OSError, ValueError, safetensors.SafetensorError) as error:
-            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ConfigError(
-                f"model.path = {str(self.path)!r}: {what} cannot be read ({why}); give a folder "
-                "that save_pretrained wrote, with .safetensors files"
-            ) from None
+        return made.to(device, dtype).eval()  # type: ignore[no-any-return]
 
     def encoders(self, device: torch.device) -> Any:
         """The pipeline without denoiser and VAE."""
@@ -95,7 +87,7 @@ class Folder:
         absent = {name for name, of in self.index.items() if isinstance(of, list) and not of[0]}
         given = dict.fromkeys(unused | absent)
         # Reading draws weights first, or replaces torch.nn.init meanwhile.
-        with self._reading("its text encoders"), lent_generators():
+        with reading(self.path, "its text encoders"), lent_generators():
             made = kind.from_pretrained(self.path, use_safetensors=True, **given).to(device)
         if "text_encoder_3" in absent:  # it asks for the size of an embedding
             made.transformer = SimpleNamespace(config=SimpleNamespace(**self.settings))
@@ -106,12 +98,13 @@ class Folder:
         """What the denoiser is told of captions, (batch, …), or of none, (1, …), on the CPU."""
         is_none = captions is None
         more = {"prompt_2": None, "prompt_3": None} if self._is_3 else {}
-        found = encoders.encode_prompt(
-            prompt=[""] if captions is None else list(captions),
-            device=encoders.device,
-            num_images_per_prompt=1,
-            do_classifier_free_guidance=is_none,
-            **more,
-        )
+        with torch.autocast(encoders.device.type, enabled=False):  # T5 overflows in fp16
+            found = encoders.encode_prompt(
+                prompt=[""] if captions is None else list(captions),
+                device=encoders.device,
+                num_images_per_prompt=1,
+                do_classifier_free_guidance=is_none,
+                **more,
+            )
         values = zip(PIPELINES[self.kind], found[is_none::2], strict=True)
         return {name: value.float().cpu() for name, value in values}

@@ -11,6 +11,7 @@ import pytest
 
 from fedwan.config import load as load_config
 from fedwan.output.journal import JOURNAL, Journal
+from fedwan.site import joining
 from tests.cli.conftest import Command
 from tests.trained_runs import write_run
 
@@ -28,6 +29,16 @@ def test_the_same_seed_draws_the_same_picture_and_other_weights_another(
         pictures.append(path.read_bytes())
     assert pictures[0] == pictures[1]
     assert len(set(pictures)) == 3
+
+
+def test_samples_are_made_on_a_gpu_where_there_is_one(
+    tmp_path: Path, fedwan: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run")
+    asked: list[str] = []
+    monkeypatch.setattr(joining, "choose_device", lambda name: asked.append(name) or "cpu")
+    assert fedwan("sample", str(tmp_path / "run"), f"--out={tmp_path / 'a.png'}")[0] == 0
+    assert asked == ["auto"]
 
 
 def test_export_writes_a_folder_and_says_where(tmp_path: Path, fedwan: Command) -> None:

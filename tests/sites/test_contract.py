@@ -173,7 +173,7 @@ def test_what_is_left_open_is_filled_in_once(case: Case) -> None:
 # How sites compute -------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["gan", "dit", "pix2pix"])
+@pytest.fixture(params=["gan", "dit", "pix2pix", pytest.param("unet", marks=pytest.mark.slow)])
 def computing(request: pytest.FixtureRequest) -> Case:
     return Case(*MODELS[request.param])
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fedwan.config import Config, DataConfig
+from fedwan.errors import ConfigError
 from fedwan.workloads.denoising import TARGETS
 from sites import diffusers_unet
 from tests.data.files import write_folder
@@ -141,6 +142,10 @@ def shifted(folder: Path) -> None:
     scheduler.save_pretrained(pipeline(folder) / "scheduler")
 
 
+def pickled(folder: Path) -> None:
+    diffusers.UNet2DModel(**UNET).save_pretrained(folder, safe_serialization=False)
+
+
 def nothing(folder: Path) -> None:
     """Of our own."""
 
@@ -164,6 +169,7 @@ def nothing(folder: Path) -> None:
         (unet(), {"width": 64}, "model.width = 64 needs model.path=''; set that, or leave it out"),
         (pipeline, {"scheduler": "DDIMScheduler"}, "needs a model.path that names no scheduler"),
         (unet(), {"labels": "site"}, "data.labels = 'site' needs a network that knows classes"),
+        (pickled, {}, "diffusion_pytorch_model.bin' is a pickle.* write it again as safetensors"),
         (unet(in_channels=3), {}, "UNet2DModel makes no images of 1 x 8 x 8 of a timestep"),
         (unet(num_class_embeds=5), {}, "knows 5 classes, and data have 10"),
         (
@@ -181,3 +187,11 @@ def test_what_cannot_be_trained_is_one_line(
     chosen = config(**{"path": tmp_path} | model)
     chosen.data.labels = labels
     refused(diffusers_unet, chosen, text)
+
+
+def test_a_file_of_weights_that_is_cut_short_is_one_line(tmp_path: Path) -> None:
+    (file,) = (pipeline(tmp_path) / "unet").glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match="its weights cannot be read") as caught:
+        Run(diffusers_unet, config(tmp_path))
+    assert "\n" not in str(caught.value)

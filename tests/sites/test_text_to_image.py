@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import shutil
@@ -13,15 +14,18 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import fedwan
 from fedwan.app import resolve
-from fedwan.config import Config, DataConfig
+from fedwan.cli import results
+from fedwan.config import Config, DataConfig, SiteConfig
 from fedwan.data import files, open_shard
 from fedwan.data.toys import listed_emoji
 from fedwan.errors import ConfigError
 from fedwan.rng import NamedGenerators, derive_seed
 from fedwan.simulation import simulate
+from fedwan.workloads.pipelines import Folder
 from fedwan.workloads.settings import resolve_page
 from sites import text_to_image
 from tests.data.emoji import fake_drawing, install, many
@@ -68,7 +72,7 @@ class Trained:
             self.losses.append(self.workload.step(next(loader), rng, keep_local)["denoiser"])
 
 
-@pytest.mark.parametrize("make", [stable_diffusion_xl, stable_diffusion_3])
+@pytest.mark.parametrize("make", [stable_diffusion, stable_diffusion_xl, stable_diffusion_3])
 def test_an_exported_adapter_makes_the_same_pictures_in_plain_diffusers(
     make: Callable[[Path], Path], pictures: Path, tmp_path: Path
 ) -> None:
@@ -109,6 +113,16 @@ def test_all_of_a_denoiser_is_exported_as_a_pipeline(
     assert torch.equal(run.workload.sample(2, 0), again.workload.sample(2, 0))
 
 
+def test_noise_has_the_offset_that_is_asked_for(
+    pipeline: Path, pictures: Path, tmp_path: Path
+) -> None:
+    first, other = (
+        Trained(config(pipeline, pictures, noise_offset=offset), tmp_path, steps=1).losses[0]
+        for offset in (0.0, 2.0)
+    )
+    assert float(other) > 2 * float(first)  # its square is 1 + 4, of an untrained network
+
+
 def test_pictures_and_captions_are_encoded_once(
     pipeline: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,17 +151,82 @@ def test_emoji_are_pictures_with_captions(
     assert Trained(chosen, tmp_path).losses == run.losses
 
 
-def test_the_vae_takes_large_pictures_in_parts(
+def test_captions_come_with_the_batch_and_some_are_left_out(
+    pipeline: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Trained(config(pipeline, pictures, caption_dropout=0.5), tmp_path, steps=0)
+    rng, table = NamedGenerators(0, "s1"), np.load(tmp_path / "encoded/encoder_hidden_states.npy")
+    batch = next(run.shard.loader(16, rng["data"]))
+    given = torch.from_numpy(table[batch.y])
+    assert torch.equal(batch.told["encoder_hidden_states"], given)
+    monkeypatch.setattr(run.workload, "_of", None)  # it would wait for the GPU
+    told: list[torch.Tensor] = []
+    run.workload.networks["denoiser"].register_forward_pre_hook(
+        lambda _, args, named: told.append(named["encoder_hidden_states"]), with_kwargs=True
+    )
+    run.workload.step(batch, rng, keep_local)
+    kept = torch.rand(16, generator=NamedGenerators(0, "s1")["captions"]) >= 0.5
+    none = torch.from_numpy(table[:1])
+    assert 0 < kept.sum() < 16
+    assert torch.equal(told[0], torch.where(kept.view(-1, 1, 1), given, none).float())
+
+
+def test_large_pictures_are_encoded_and_made_in_parts(
     pipeline: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def made(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
         run = Trained(config(pipeline, pictures), folder, steps=0)
+        denoiser = run.workload.networks["denoiser"]
+        denoiser.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
         latents = np.load(folder / "encoded" / "latents.npy")
         return torch.from_numpy(latents), run.workload.sample(3, 0)
 
+    sizes: list[int] = []
     whole = made(tmp_path / "whole")
+    assert max(sizes) == 2 * 3  # with and without a caption
+    sizes.clear()
     monkeypatch.setattr(text_to_image, "MOST_PIXELS", 2 * 16 * 16)
     torch.testing.assert_close(made(tmp_path / "parts"), whole)
+    assert max(sizes) == 2 * 2
+
+
+@pytest.mark.parametrize("make", [stable_diffusion, stable_diffusion_3])
+def test_in_half_precision_the_denoiser_alone_samples_in_it(
+    make: Callable[[Path], Path], pictures: Path, tmp_path: Path
+) -> None:
+    chosen = config(make(tmp_path / "in"), pictures, prompts=["a red one"])
+    full = Trained(copy.deepcopy(chosen), tmp_path).workload.sample(2, 0)
+    chosen.site.precision = "bf16-mixed"
+    run, dtypes = Trained(chosen, tmp_path), []
+    for module in (run.workload.networks["denoiser"], run.workload.networks["vae"].decoder):
+        module.register_forward_hook(lambda _, given, out: dtypes.append(out[0].dtype))
+    made = run.workload.sample(2, 0)
+    assert dtypes == [*[torch.bfloat16] * 3, torch.float32]
+    assert made.dtype == torch.float32 and 0 < (made - full).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("make", [stable_diffusion, stable_diffusion_3])
+def test_adapters_learn_alike_however_a_site_computes(
+    make: Callable[[Path], Path], pictures: Path, tmp_path: Path
+) -> None:
+    folder = make(tmp_path / "in")
+
+    def trained(precision: str = "32-true", **site: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = config(folder, pictures)
+        chosen.site = SiteConfig(precision, **site)
+        run = Trained(chosen, tmp_path)
+        state = run.workload.networks["denoiser"].state_dict().items()
+        norms = [value.norm() for name, value in state if "lora_B" in name]
+        return torch.stack(run.losses), torch.stack(norms)
+
+    plain = trained()
+    assert (plain[1] > 0).all()
+    torch.testing.assert_close(trained(recompute=True), plain, rtol=0, atol=0)
+    torch.testing.assert_close(trained(accumulate=2), plain, rtol=1e-3, atol=0)
+    for precision in ("bf16-mixed", "16-mixed"):
+        half = trained(precision, recompute=True, accumulate=2)
+        torch.testing.assert_close(half, plain, rtol=0.2, atol=0)
+        assert not torch.equal(half[0], plain[0])
 
 
 @pytest.mark.slow
@@ -188,21 +267,29 @@ def test_quality_is_measured_on_held_out_captions_in_turn_and_no_picture_more(
     assert torch.equal(captions, held_out.y.repeat(2)[:18])
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("precision", "held"), [("32-true", torch.float32), ("bf16-mixed", torch.bfloat16)]
+)
 def test_a_run_ends_with_an_adapter_which_alone_travels(
-    pipeline: Path, pictures: Path, tmp_path: Path
+    precision: str, held: torch.dtype, pipeline: Path, pictures: Path, tmp_path: Path
 ) -> None:
     chosen = dataclasses.replace(config(pipeline, pictures), sites=2, steps=2, h=2)
+    chosen.site.precision = precision
     simulate(resolve(chosen), tmp_path / "run")
     trained = fedwan.load(tmp_path / "run")
-    assert all(".lora_" in name for name in trained.networks["denoiser"])
+    adapters = trained.networks["denoiser"].items()
+    assert all(".lora_" in name and value.dtype == torch.float32 for name, value in adapters)
     workload = trained.workload()
-    workload.save_pretrained(tmp_path / "adapter")  # type: ignore[attr-defined]
-    assert (tmp_path / "adapter").is_dir()
+    results.export(tmp_path / "run", tmp_path / "adapter", "diffusers")
+    (file,) = (tmp_path / "adapter").glob("*.safetensors")
+    assert {value.dtype for value in load_file(file).values()} == {torch.float32}
+    assert len(load_file(file)) == len(adapters)
     kept = diffusers.UNet2DConditionModel.from_pretrained(pipeline / "unet").state_dict()
     state = workload.networks["denoiser"].state_dict().items()
     found = {name.replace(".base_layer", ""): value for name, value in state}
-    assert all(torch.equal(value, found[name]) for name, value in kept.items())
+    assert all(torch.equal(value.to(held), found[name]) for name, value in kept.items())
+    assert workload.sample(1, 0).dtype == torch.float32
+    assert next(workload.networks["vae"].parameters()).dtype == torch.float32
 
 
 def _edit(path: Path, **settings: Any) -> None:
@@ -225,6 +312,18 @@ def test_latents_are_not_clipped_where_the_folder_does_not_ask_for_it(
     assert torch.equal(*made)
 
 
+def test_a_vae_whose_file_lacks_settings_has_those_of_diffusers(
+    pipeline: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(pipeline, tmp_path / "sd")
+    path = folder / "vae" / "config.json"
+    missing = ("scaling_factor", "shift_factor", "latent_channels", "block_out_channels")
+    found = {k: v for k, v in json.loads(path.read_text()).items() if k not in missing}
+    path.write_text(json.dumps(found))
+    old = Folder(str(folder))
+    assert (old.scale, old.shift, old.channels, old.factor) == (0.18215, 0, 4, 1)
+
+
 @pytest.mark.parametrize(
     ("file", "settings", "model", "text"),
     [
@@ -232,7 +331,9 @@ def test_latents_are_not_clipped_where_the_folder_does_not_ask_for_it(
         ("unet/config.json", {"in_channels": 9}, {}, "takes 9 channels and the VAE makes 4"),
         ("vae/config.json", {"block_out_channels": [8] * 6}, {}, "size = 16 is no multiple of 64"),
         ("vae/config.json", {}, {"path": "nowhere"}, "/nowhere' holds no model_index.json"),
-        ("vae/config.json", {}, {"lora_targets": ["q_proj"]}, r"\['q_proj'\] match no layer of"),
+        ("vae/config.json", {}, {"lora_targets": ["to_q", "q_proj"]}, "'q_proj' matches no layer"),
+        ("vae/config.json", {}, {"lora_targets": ["attn1"]}, "cannot be adapted .*Attention"),
+        ("vae/config.json", {}, {"lora_targets": []}, "cannot be adapted .No `target_modules`"),
         ("vae/config.json", {}, {"lora": 0, "lora_targets": ["to_q"]}, "needs a model.lora of 1"),
         ("vae/config.json", {}, {"caption_dropout": 1}, "caption_dropout = 1.0 is out of range"),
         ("scheduler/scheduler_config.json", {"prediction_type": "x"}, {}, "prediction_type 'x'"),

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fedwan.app import load_workload
-from fedwan.config import Config, InnerConfig, SiteConfig
+from fedwan.config import Config, DataConfig, InnerConfig, SiteConfig
 from fedwan.errors import FedwanError
 from fedwan.rng import NamedGenerators
 from fedwan.workloads.base import Batch
-from fedwan.workloads.descent import Descent
+from fedwan.workloads.descent import Descent, Simple
 
 SGD = InnerConfig("sgd", lr=0.1, beta1=0.0)
 BATCH = Batch(torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(8))
@@ -131,6 +131,25 @@ def test_frozen_parameters_get_no_gradient_and_stay() -> None:
     game.once()
     moved = [not torch.equal(a, b) for a, b in zip(before, game.weights(), strict=True)]
     assert moved == [False, True, True, True] and len(game.reduced[0]["first"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("32-true", torch.float32), ("bf16-mixed", torch.bfloat16)]
+)
+def test_samples_are_computed_as_steps_are_and_come_in_full(
+    precision: str, dtype: torch.dtype
+) -> None:
+    net, dtypes = nn.Linear(2, 2), []
+    net.register_forward_hook(lambda _, given, out: dtypes.append(out.dtype))
+    config = Config(data=DataConfig("ring8"), inner={"net": SGD}, site=SiteConfig(precision))
+
+    def sample(num: int, seed: int) -> Tensor:
+        return net(torch.ones(num, 2))
+
+    simple = Simple(config, "net", net, lambda *_: torch.zeros(()), sample)
+    assert simple.sample(2, 0).dtype == torch.float32
+    assert simple.evaluate(Batch(torch.ones(16, 2), torch.zeros(16).long()), 0)["fd"] > 0
+    assert dtypes == [dtype, dtype]
 
 
 def test_a_recipe_s_own_pictures_are_measured_as_files_are_and_other_samples_are_not() -> None:
