@@ -374,6 +374,7 @@ class CoordinatedRun:
         with hub.changed:
             while hub.live() and time.monotonic() < deadline_s:
                 hub.tick()
+        hub.changed.flush()
         for farewell in hub.farewells.values():
             self.totals.add_work(farewell.work)
 

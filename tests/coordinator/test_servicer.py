@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -315,6 +316,7 @@ def test_nobody_but_who_tells_waits_for_a_line_of_the_journal(
     joining = in_thread(lambda: bench.hub.join("s1", bench.hello("s1")))
     assert is_writing.wait(10)
     heartbeat = wire.SiteSignal(session="s1-first", step=3)
+    in_thread(lambda: bench.hub.join("s2", bench.hello("s2")))(2.0)  # one more line is told
     in_thread(lambda: bench.hub.heard("s1", heartbeat))(2.0)
     assert bench.registry.sites["s1"].step == 3 and joining.is_running()
     with bench.hub.changed:
@@ -323,7 +325,31 @@ def test_nobody_but_who_tells_waits_for_a_line_of_the_journal(
         assert not bench.events
         go_on.set()
     joining(), leaving()
-    assert [event for event, *_ in bench.events[:3]] == ["join", "second", "third"]
+    assert [event for event, *_ in bench.events] == ["join", "join", "second", "third"]
+
+
+def test_what_a_full_disk_refuses_is_told_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep, has_room = Bench._keep, False
+
+    def try_to(self: Bench, *event: Any, **details: Any) -> None:
+        if not has_room:
+            raise OSError(errno.ENOSPC, "full")
+        keep(self, *event, **details)
+
+    monkeypatch.setattr(Bench, "_keep", try_to)
+    bench = Bench(tmp_path)
+    hello = bench.hello("s1")
+    hello.certificate = b"PEM"
+    bench.hub.join("s1", hello)
+    bench.hub.heard("s1", wire.SiteSignal(session="s1-first", step=3))  # no concern of this thread
+    with pytest.raises(OSError, match="full"):
+        bench.hub.event("started", None, "who tells it must know")
+    has_room = True
+    bench.hub.heard("s1", wire.SiteSignal(session="s1-first", step=4))
+    assert [event for event, *_ in bench.events] == ["join"]
+    assert bench.details[0]["certificate"] == "PEM"
 
 
 # Downloads -------------------------------------------------------------------------------------
