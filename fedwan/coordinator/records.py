@@ -164,7 +164,8 @@ class VersionLines:
     def wait(self) -> None:
         """Until the lines are on disk; raises what went wrong."""
         while self._writing:
-            self._writing.pop().result()
+            self._writing[-1].result()  # a signal may come meanwhile
+            self._writing.pop()
 
 
 def contribution_row(merge: Merge[Contribution], share: tuple[float, float]) -> dict[str, Any]:
