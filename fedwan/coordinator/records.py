@@ -50,8 +50,8 @@ class Totals:
     sites: dict[str, dict[str, int]] = field(default_factory=dict)
     """Contributions and their bytes."""
 
-    def add_work(self, work: wire.Work) -> None:
-        """Count what a site did since its last contribution."""
+    def add_work(self, work: wire.Work | Totals) -> None:
+        """Count what a site did since its last contribution, or what several did."""
         for name in SPENT:
             setattr(self, name, getattr(self, name) + getattr(work, name))
 

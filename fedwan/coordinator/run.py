@@ -23,11 +23,11 @@ from fedwan.config import COMMAND, MASKED, Config, site_names
 from fedwan.coordinator.federation import CoordinatorRounds
 from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.mask_keys import Masking
-from fedwan.coordinator.members import decisions
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.mergers import AnyMerger, Mergers
 from fedwan.coordinator.model import GlobalModel, find_checkpoint
 from fedwan.coordinator.opening import await_agreement, await_initial, heed_stop
+from fedwan.coordinator.past import Past
 from fedwan.coordinator.quality import Quality
 from fedwan.coordinator.records import RoundRows, Totals, VersionLines, contribution_row
 from fedwan.coordinator.servicer import Servicer
@@ -93,6 +93,7 @@ class CoordinatedRun:
         self._resumed: GlobalModel | None = None
         self._saved: tuple[int, list[int]] = (0, [])
         """Version of the newest checkpoint, and versions of its fragments."""
+        self._past = Past()
         self._past_figures: dict[str, Any] = {}
         """The gate's, of a checkpoint."""
         self._past_masks: dict[str, Any] | None = None
@@ -119,10 +120,14 @@ class CoordinatedRun:
 
     # The story -----------------------------------------------------------------------------
 
-    def resume(self) -> tuple[Resumed, str]:
-        """Go on from the checkpoint in the run's folder: where, and a complaint or nothing."""
+    def resume(self, *, goes_back: bool = False) -> tuple[Resumed, str]:
+        """Go on from the checkpoint in the run's folder: where, and a complaint or nothing.
+
+        `goes_back`: it was chosen, and may be older than the newest one.
+        """
         folder = self._folder / "checkpoint"
         meta, complaint = find_checkpoint(folder)
+        self._past = past = Past.read(self._folder / JOURNAL)
         try:
             claim = Claim(*meta["claim"])
             self.totals = Totals(**meta["totals"])
@@ -130,21 +135,30 @@ class CoordinatedRun:
             self.hub.began = float(meta["began"])
             self._past_masks = meta.get("masks")
             if self.config.privacy.is_of("site"):
-                # The version that a damaged checkpoint had was sent out, and is made again.
-                self._past_privacy = meta["privacy"], int(bool(complaint))
+                # The versions that a damaged or newer one had were sent out, and are made again.
+                num_lost = max(int(bool(complaint)), sum(past.saved) - sum(meta["versions"]))
+                self._past_privacy = meta["privacy"], num_lost
         except (KeyError, TypeError) as error:
             raise CheckpointError(
                 f"checkpoint in {folder} is of another version of fedwan "
                 f"({error}); resume with the one that it began with"
             ) from None
         self.hub.agreement.agreed = claim = self.hub.agreement.claim(claim)
-        for verb, site, has_joined in decisions(self._folder / JOURNAL):
+        self._registry.rejoins, self.hub.unmerged = past.rejoins, past.unmerged
+        for verb, site, has_joined in past.decisions:
             # What could be decided then holds, whatever the registry would object to now. But the
             # run's file may not have the site any more.
             if site in self._registry.sites:
                 self.hub.decide(verb, site, has_begun=not has_joined)
         self._settle(claim)
         self._resumed = model = GlobalModel.load(folder, self._strategy, self.config)
+        if not complaint and not goes_back and model.versions < past.saved:
+            complaint = (
+                f"the checkpoint is of version {model.version}, and one of "
+                f"{model.version_of(past.saved)} was written: what came between is made again, "
+                "with other weights if a site has no checkpoint of then any more; or stop the run, "
+                f"restore the newer one in {folder}, and --resume"
+            )
         return (model.version, list(model.versions)), complaint
 
     def opening(self) -> dict[str, Any]:
@@ -204,7 +218,8 @@ class CoordinatedRun:
         # A live site on a slow link may still be fetching the last update.
         self._await_farewells(patience_s)
         self._compare_weights(model)
-        self.checkpoint(model)
+        self.checkpoint(model)  # without what is in the journal, which is read again
+        self.totals.add_work(self.hub.unmerged)
         return model
 
     def _settle(self, claim: Claim) -> None:
@@ -238,7 +253,8 @@ class CoordinatedRun:
         if self.hub.masking and self._resumed:
             self._mergers.resume(self._run_id, rounds, self._resumed)
         rounds.dropped = self.totals.dropped
-        self.hub.rejected, self._registry.rejoins = self.totals.rejected, self.totals.rejoins
+        rounds.go_back_to(self._past.anew_from)
+        self.hub.rejected = self.totals.rejected
         self._saved = (rounds.version, list(rounds.versions))
         self._rows = RoundRows(self._record, untold=_untold(strategy))
         self._quality = Quality(self.hub, self.totals, self._record, self._on_samples)
@@ -383,8 +399,6 @@ class CoordinatedRun:
             while hub.live() and time.monotonic() < deadline_s:
                 hub.tick()
         hub.changed.flush()
-        for farewell in hub.farewells.values():
-            self.totals.add_work(farewell.work)
 
     def _compare_weights(self, model: GlobalModel) -> None:
         """Tell of sites that ended with other weights."""

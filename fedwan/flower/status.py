@@ -180,13 +180,17 @@ class Start:
     identity: str
     """The coordinator's identity folder."""
     resume: bool
+    goes_back: bool = False
+    """Whether the version to go on from was chosen."""
 
     @classmethod
-    def begin(cls, config: Config, identity: Path, *, resume: bool) -> Self:
+    def begin(
+        cls, config: Config, identity: Path, *, resume: bool, goes_back: bool = False
+    ) -> Self:
         """Write down a new start; a CheckpointError if there is no run to go on with."""
         out = Path(config.out)
         run_id = cls.read(out).run_id if resume else uuid.uuid4().hex
-        start = cls(to_json(config), run_id, str(identity.absolute()), resume)
+        start = cls(to_json(config), run_id, str(identity.absolute()), resume, goes_back)
         replace_text(out / _START, json.dumps(asdict(start)))
         return start
 

@@ -82,7 +82,10 @@ class Rounds(Generic[C, U]):
         that it became part of."""
         self._own = [0] * len(fragments)
         """The latest version if its update is one contribution, bit for bit."""
-        self._anew_from = [0] * len(fragments)
+        self.anew_from = [0] * len(fragments)
+        """By fragment, the version at which what a strategy keeps at the sites began anew."""
+        self._resumed_at = list(self.versions)
+        """Whose contributions these are made of, this coordinator does not know."""
         self._last_dropped: dict[tuple[int, str], int] = {}
 
     def nominal_of(self, fragment: int) -> int:
@@ -406,7 +409,7 @@ class Rounds(Generic[C, U]):
             merged_from=start,
             merged_into=into,
             is_own=0 < self._own[fragment] == into,
-            anew_from=self._anew_from[fragment],
+            anew_from=self.anew_from[fragment],
             steps=self._paces.steps(site),
             run_step=self.run_step,
             **fields,
@@ -433,7 +436,10 @@ class Rounds(Generic[C, U]):
             return False
         is_of_all = self._strategy.is_exact(len(self._fragments))
         for fragment, merged in enumerate(self._merged):
-            if merged.get(site, (0, 0))[1] > (checkpoint if is_of_all else 0):
+            has_lost = self._resumed_at[fragment] > checkpoint
+            if site in merged:
+                has_lost = merged[site][1] > (checkpoint if is_of_all else 0)
+            if has_lost:
                 self._begin_anew(fragment)
         return self._strategy.clock == "versions" and checkpoint < self.versions[0]
 
@@ -443,4 +449,9 @@ class Rounds(Generic[C, U]):
         It may hold together over all sites, which it no longer does where a site has not learnt
         from an update that it is merged into.
         """
-        self._anew_from[fragment] = self.versions[fragment] + 1
+        self.anew_from[fragment] = self.versions[fragment] + 1
+
+    def go_back_to(self, anew_from: Sequence[int]) -> None:
+        """An earlier start had `anew_from`, maybe at versions that are taken back."""
+        for fragment, version in enumerate(anew_from):
+            self.anew_from[fragment] = min(version, self.versions[fragment] + 1)

@@ -117,6 +117,7 @@ def test_a_site_that_is_a_version_behind_keeps_its_weights_or_others_are_told(
         assert (payload is None) == (expected == [1])
     assert header.anew_from == (0 if is_kept else 3)
     assert (bench.events[-1][0] == "warning") is not is_kept
+    assert bench.details[-1].get("anew_from") == (None if is_kept else [3])
     if not is_kept:  # and once only, however often it asks
         request = wire.DownloadRequest(run_id=RUN, kind=kind, version=1)
         bench.hub.download("s1", request)
@@ -405,10 +406,14 @@ def test_how_a_site_failed_is_told_once_it_is_silent_or_at_once_if_nobody_else_t
 
 
 def test_a_farewell_counts_once(bench: Bench) -> None:
-    bench.hub.leave("s1", wire.Farewell(session="s1-first", error="first"))
-    bench.hub.leave("s1", wire.Farewell(session="s1-first", error="again"))
+    work = wire.Work(bytes_up=3)
+    bench.hub.leave("s1", wire.Farewell(session="s1-first", error="first", work=work))
+    bench.hub.leave("s1", wire.Farewell(session="s1-first", error="again", work=work))
     assert bench.hub.farewells["s1"].error == "first"
     assert [text for event, _, text in bench.events if event == "leave"] == ["s1 left: first"]
+    bench.hub.join("s1", bench.hello("s1", "second"))
+    bench.hub.leave("s1", wire.Farewell(session="second", work=work))
+    assert bench.hub.unmerged.bytes_up == 6
 
 
 def test_whole_weights_come_with_what_is_known_of_the_same_version(bench: Bench) -> None:

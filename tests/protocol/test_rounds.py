@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -34,6 +35,7 @@ def make(
     policy: RoundPolicy,
     num_fragments: int = 1,
     num_versions: int = 4,
+    versions: Sequence[int] = (),
     **words: Any,
 ) -> Rounds[Sent, Update]:
     words.setdefault("clock", "versions" if policy.arrivals_from is None else "samples")
@@ -41,7 +43,7 @@ def make(
     strategy = Strategy("delta", 2, whole, no_step, fp32(), fp32(), policy, **words)
     layout = {"net/weight": TensorSpec((5,), torch.float32, Role.PARAMETER)}
     fragments = [Fragment(index, layout, index) for index in range(num_fragments)]
-    return Rounds(strategy, fragments, SITES, num_versions, 1)
+    return Rounds(strategy, fragments, SITES, num_versions, 1, versions)
 
 
 def send(
@@ -280,6 +282,24 @@ def test_what_a_new_process_has_lost_others_are_not_corrected_for(
     close(rounds, "s1")
     rounds.note_back("s1", checkpoint)
     assert rounds.tell("s2", 0).anew_from == anew_from
+
+
+@pytest.mark.parametrize(("checkpoint", "anew_from"), [(6, 0), (5, 0), (4, 6), (0, 6)])
+def test_a_coordinator_that_went_on_knows_not_whom_its_weights_are_of_and_has_all_begin_anew(
+    checkpoint: int, anew_from: int
+) -> None:
+    rounds = make(RoundPolicy(3, 1, 10.0), num_versions=9, versions=[5])
+    rounds.note_back("s2", checkpoint)
+    assert rounds.tell("s1", 0).anew_from == anew_from
+
+
+@pytest.mark.parametrize(("told", "anew_from"), [(4, 4), (5, 5), (6, 6), (8, 6)])
+def test_beginning_anew_outlives_the_coordinator_and_comes_before_versions_taken_back(
+    told: int, anew_from: int
+) -> None:
+    rounds = make(RoundPolicy(3, 1, 10.0), num_versions=9, versions=[5])
+    rounds.go_back_to([told])
+    assert rounds.tell("s1", 0).anew_from == anew_from
 
 
 @pytest.mark.parametrize(
