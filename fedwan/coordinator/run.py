@@ -353,7 +353,7 @@ class CoordinatedRun:
             )
         with hub.changed:
             absent = self._registry.absent(time.monotonic())
-            missing = rounds.missing(absent, len(hub.live()))
+            missing = rounds.missing(absent, hub.live())
         if missing and not is_paused:
             self.hub.event(
                 "paused", None, f"round {round_.version + 1} waits for {', '.join(missing)}"

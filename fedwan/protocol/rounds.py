@@ -353,19 +353,23 @@ class Rounds(Generic[C, U]):
         is_owed = self._strategy.clock == "samples" and not self._policy.is_on_arrival(present)
         return present - (0 if is_owed else self._policy.max_staleness)
 
-    def missing(self, absent: Iterable[str], num_live: int) -> list[str]:
+    def missing(self, absent: Iterable[str], live: Collection[str]) -> list[str]:
         """Sites that the round waits for, of those that were here and are not any more."""
-        if self._present().is_on_arrival and num_live >= self._policy.quorum:
-            return []
-        owing = self.owing(())
+        owing = self.owing(live)
         return [name for name in absent if name in owing]
 
     def owing(self, live: Collection[str]) -> list[str]:
-        """Sites without whose contribution the round could not close."""
+        """Sites without whose contribution the round could not close.
+
+        On arrival those that a quorum of live sites lacks; where it has one, any that is live.
+        """
         present = self._present()
         waiting = present.lacking()
-        absent = [name for name in waiting if name not in live]
-        return absent if absent and present.is_on_arrival else waiting
+        if not present.is_on_arrival:
+            return waiting
+        if len(live) >= self._policy.quorum:
+            return [name for name in waiting if name in live]
+        return [name for name in waiting if name not in live] or waiting
 
     def _present(self) -> Round[C]:
         assert self.round is not None, "a round has begun"

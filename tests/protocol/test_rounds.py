@@ -334,7 +334,7 @@ def test_a_quorum_does_not_wait_for_who_has_gone(has_deadline: bool) -> None:
     rounds.begin(0.0)
     send(rounds, "s1", 0)
     assert rounds.advance(1.0, 1, ["s3"])[0] == "wait"
-    assert rounds.missing(["s1", "s3"], 2) == ["s3"]
+    assert rounds.missing(["s1", "s3"], ["s2"]) == ["s3"]
     assert rounds.owing(["s1", "s2"]) == ["s2", "s3"]
     send(rounds, "s2", 0)
     assert rounds.advance(1.0, 3)[0] == "wait"
@@ -343,6 +343,16 @@ def test_a_quorum_does_not_wait_for_who_has_gone(has_deadline: bool) -> None:
     barrier_of_all.begin(0.0)
     send(barrier_of_all, "s1", 0)
     assert barrier_of_all.advance(1.0, 1, ["s2", "s3"])[0] == "wait"
+
+
+def test_on_arrival_a_quorum_of_live_sites_waits_for_nobody_else() -> None:
+    rounds = make(RoundPolicy(3, 2, arrivals_from=0))
+    rounds.begin(0.0)
+    assert rounds.owing(["s1", "s2"]) == ["s1", "s2"] and not rounds.missing(["s3"], ["s1", "s2"])
+    assert rounds.owing(["s1"]) == ["s2", "s3"]
+    send(rounds, "s2", 0)
+    send(rounds, "s3", 0)
+    assert rounds.owing(["s1"]) == ["s1"] and not rounds.missing(["s3"], ["s2", "s3"])
 
 
 def test_a_quorum_does_not_wait_for_who_was_refused_three_times() -> None:
