@@ -12,7 +12,7 @@ It knows no workload, and no strategy by name: layout, kinds and steps come with
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -36,7 +36,7 @@ from fedwan.data.sources import parse_split
 from fedwan.doctor.diagnosis import Finding
 from fedwan.doctor.sampling import Sample
 from fedwan.errors import CheckpointError, DiskFull, FedwanError, RunStopped, UserError
-from fedwan.files import hash_file
+from fedwan.files import free_bytes, hash_file
 from fedwan.fragments import Fragment
 from fedwan.link.client import CHUNK_BYTES
 from fedwan.memory import Tidier
@@ -252,6 +252,7 @@ class CoordinatedRun:
         self._mergers = Mergers(self.hub, strategy, config, self._folder, self._privacy)
         if self.hub.masking and self._resumed:
             self._mergers.resume(self._run_id, rounds, self._resumed)
+        self._look_for_room(fragments)
         rounds.dropped = self.totals.dropped
         rounds.go_back_to(self._past.anew_from)
         self.hub.rejected = self.totals.rejected
@@ -271,6 +272,19 @@ class CoordinatedRun:
         self.hub.model = self._resumed
         self.hub.start(rounds, intake)
         return rounds
+
+    def _look_for_room(self, fragments: Sequence[Fragment]) -> None:
+        """Tell of a disk that two checkpoints, a third being written, and a round would fill."""
+        weights = sum(fragment.num_bytes for fragment in fragments)
+        payloads = sum(self._strategy.up.payload_bytes(f.layout) for f in fragments)
+        num_new = 1 if self._resumed else 3  # each has the weights, their average, and outer state
+        needed, free = 3 * num_new * weights + len(self._names) * payloads, free_bytes(self._folder)
+        if free < needed:
+            text = (
+                f"the disk of {self._folder} has {free / 1e6:.1f} MB free, where checkpoints and a "
+                f"round take {needed / 1e6:.1f} MB or more; make room, or the run ends then"
+            )
+            self.hub.event("warning", None, text)
 
     # A round -------------------------------------------------------------------------------
 
