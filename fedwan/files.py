@@ -33,7 +33,7 @@ def disk_full(
     where, figures = "a disk that was written to", [os.strerror(error.errno)]
     if folder is not None:
         where = f"the disk of {folder}"
-        figures.append(f"{free_bytes(folder) / 1e6:.1f} MB free")
+        figures.append(f"{_free_bytes(folder) / 1e6:.1f} MB free")
     if num_bytes:
         figures.append(f"{num_bytes / 1e6:.1f} MB needed")
     return DiskFull(
@@ -44,13 +44,22 @@ def disk_full(
 
 def no_room(folder: Path) -> DiskFull | None:
     """That the disk of a folder is all but full, if it is."""
-    if free_bytes(folder) >= LEAST_BYTES:
+    if _free_bytes(folder) >= LEAST_BYTES:
         return None
     return disk_full(OSError(errno.ENOSPC, ""), folder, LEAST_BYTES)
 
 
-def free_bytes(folder: Path) -> int:
-    """Of the disk of a folder, there or not."""
+def lack_of_room(folder: Path, num_bytes: int, what: str) -> str:
+    """That a disk is going to be full, by what takes so many bytes; nothing where it has them."""
+    if (free := _free_bytes(folder)) >= num_bytes:
+        return ""
+    return (
+        f"the disk of {folder} has {free / 1e6:.1f} MB free, and {what} take {num_bytes / 1e6:.1f} "
+        "MB or more; make room, or the run ends once it is full"
+    )
+
+
+def _free_bytes(folder: Path) -> int:
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     return shutil.disk_usage(there).free
 

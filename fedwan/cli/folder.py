@@ -30,7 +30,7 @@ def holds_run(out: Path) -> bool:
     return (out / "summary.json").exists() or any((out / "checkpoint").glob("*.safetensors"))
 
 
-def _is_folder(out: Path) -> bool:
+def _has_begun(out: Path) -> bool:
     """Whether a run has begun there, or a copy of it: its `out` is of where it was then."""
     return holds_run(out) or (out / JOURNAL).exists() or (out / "flower").exists()
 
@@ -64,7 +64,7 @@ def load_config(
     if resume and path is None:
         own = choose_folder(Path(Config().out), words, resume=True) / "config.yaml"
         path = own if own.exists() else None
-    if resume and path is not None and path.name == "config.yaml" and _is_folder(path.parent):
+    if resume and path is not None and path.name == "config.yaml" and _has_begun(path.parent):
         words = [f"out={path.parent}", *words]
     given = [word for word in words if not word.startswith("out=")]
     config = load_run(path, words)

@@ -36,7 +36,7 @@ from fedwan.data.sources import parse_split
 from fedwan.doctor.diagnosis import Finding
 from fedwan.doctor.sampling import Sample
 from fedwan.errors import CheckpointError, DiskFull, FedwanError, RunStopped, UserError
-from fedwan.files import free_bytes, hash_file
+from fedwan.files import hash_file, lack_of_room
 from fedwan.fragments import Fragment
 from fedwan.link.client import CHUNK_BYTES
 from fedwan.memory import Tidier
@@ -278,12 +278,8 @@ class CoordinatedRun:
         weights = sum(fragment.num_bytes for fragment in fragments)
         payloads = sum(self._strategy.up.payload_bytes(f.layout) for f in fragments)
         num_new = 1 if self._resumed else 3  # each has the weights, their average, and outer state
-        needed, free = 3 * num_new * weights + len(self._names) * payloads, free_bytes(self._folder)
-        if free < needed:
-            text = (
-                f"the disk of {self._folder} has {free / 1e6:.1f} MB free, where checkpoints and a "
-                f"round take {needed / 1e6:.1f} MB or more; make room, or the run ends then"
-            )
+        num_bytes = 3 * num_new * weights + len(self._names) * payloads
+        if text := lack_of_room(self._folder, num_bytes, "checkpoints and a round"):
             self.hub.event("warning", None, text)
 
     # A round -------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ def test_a_disk_without_room_for_checkpoints_and_a_round_is_told_of_before_it_is
     (network,) = TinyWorkload(NET).networks.values()
     weights = 4 * sum(parameter.numel() for parameter in network.parameters())
     for name, free in (("little", 9 * weights), ("enough", 1 << 20)):
-        monkeypatch.setattr("fedwan.coordinator.run.free_bytes", lambda _, free=free: free)
+        monkeypatch.setattr("fedwan.files._free_bytes", lambda _, free=free: free)
         warnings = run_tiny(tmp_path / name, config).events("warning")
         assert (len(warnings) == 1 and "make room" in warnings[0]) == (name == "little")
 
