@@ -49,6 +49,16 @@ def no_room(folder: Path) -> DiskFull | None:
     return disk_full(OSError(errno.ENOSPC, ""), folder, LEAST_BYTES)
 
 
+def lack_of_room(folder: Path, num_bytes: int, what: str) -> str:
+    """That a disk is going to be full, by what takes so many bytes; nothing where it has them."""
+    if (free := _free_bytes(folder)) >= num_bytes:
+        return ""
+    return (
+        f"the disk of {folder} has {free / 1e6:.1f} MB free, and {what} take {num_bytes / 1e6:.1f} "
+        "MB or more; make room, or the run ends once it is full"
+    )
+
+
 def _free_bytes(folder: Path) -> int:
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     return shutil.disk_usage(there).free

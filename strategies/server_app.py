@@ -24,4 +24,5 @@ def main(grid: Grid, context: Context) -> None:
             Path(start.identity),
             start.resume,
             lambda ticket, on_failure: TicketSender(grid, ticket, on_failure),
+            start.goes_back,
         )

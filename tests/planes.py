@@ -18,10 +18,11 @@ import torch
 from fedwan import outer
 from fedwan.codecs import Payload, fp32
 from fedwan.config import Config, LinkConfig
+from fedwan.coordinator.federation import CoordinatorRounds
 from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.server_step import step_outer
-from fedwan.coordinator.servicer import CoordinatorRounds, Servicer
+from fedwan.coordinator.servicer import Servicer
 from fedwan.files import replace_bytes
 from fedwan.fragments import whole
 from fedwan.link import certificates, client, pki

@@ -11,6 +11,7 @@ from fedwan.config_tree import leaves_of
 from fedwan.errors import ConfigError
 from fedwan.flower.processes import only_one
 from fedwan.output.board import read_run
+from fedwan.output.journal import JOURNAL
 
 FIXED = frozenset(
     {
@@ -27,6 +28,11 @@ def holds_run(out: Path) -> bool:
     What a start that failed before its first checkpoint left behind is neither.
     """
     return (out / "summary.json").exists() or any((out / "checkpoint").glob("*.safetensors"))
+
+
+def _has_begun(out: Path) -> bool:
+    """Whether a run has begun there, or a copy of it: its `out` is of where it was then."""
+    return holds_run(out) or (out / JOURNAL).exists() or (out / "flower").exists()
 
 
 def choose_folder(default: Path, words: Sequence[str], *, resume: bool) -> Path:
@@ -58,7 +64,7 @@ def load_config(
     if resume and path is None:
         own = choose_folder(Path(Config().out), words, resume=True) / "config.yaml"
         path = own if own.exists() else None
-    if resume and path is not None and path.name == "config.yaml" and holds_run(path.parent):
+    if resume and path is not None and path.name == "config.yaml" and _has_begun(path.parent):
         words = [f"out={path.parent}", *words]
     given = [word for word in words if not word.startswith("out=")]
     config = load_run(path, words)

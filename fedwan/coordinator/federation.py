@@ -17,6 +17,7 @@ from fedwan.codecs.payload import Source
 from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.mask_keys import Masking
 from fedwan.coordinator.model import GlobalModel
+from fedwan.coordinator.records import Totals
 from fedwan.coordinator.snapshots import Snapshots
 from fedwan.coordinator.telling import Event, TellingLock
 from fedwan.errors import SessionLost
@@ -64,6 +65,9 @@ class Federation:
         self.masking: Masking | None = None
         """Where contributions travel under masks."""
         self.farewells: dict[str, wire.Farewell] = {}
+        """The last of each site."""
+        self.unmerged = Totals()
+        """Time and bytes of all farewells, which are part of no contribution."""
         self.shut_out: dict[str, str] = {}
         """Why a site is not there, as far as it is known."""
         self.rejected = 0

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedwan.coordinator.federation import LONGEST_FAILURE
@@ -58,25 +55,6 @@ def answer(run: CoordinatedRun, request: Mapping[str, Any]) -> dict[str, Any]:
         run.hub.event(DECIDED[verb], site, text)
         run.hub.decide(verb, site)
     return {"site": site, "event": DECIDED[verb], "text": text}
-
-
-def decisions(journal: Path) -> Iterator[tuple[Verb, str, bool]]:
-    """What the operator decided in earlier starts of a run, in order.
-
-    With each, whether the site has joined since.
-    """
-    verbs: dict[str, Verb] = {event: verb for verb, event in DECIDED.items()}
-    events = (*verbs, "join", "rejoin")
-    lines = journal.read_bytes().splitlines() if journal.exists() else []
-    found: list[tuple[Verb, str, bool]] = []
-    for line in (line for line in lines if any(event.encode() in line for event in events)):
-        with suppress(ValueError, KeyError, TypeError):  # `fedwan verify` tells of damage
-            row = json.loads(line)
-            if row["event"] in verbs:
-                found.append((verbs[row["event"]], row["site"], False))
-            elif row["event"] in events:
-                found = [(v, site, is_in or site == row["site"]) for v, site, is_in in found]
-    yield from found
 
 
 def _status(run: CoordinatedRun) -> dict[str, Any]:

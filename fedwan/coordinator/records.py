@@ -52,8 +52,8 @@ class Totals:
     sites: dict[str, dict[str, int]] = field(default_factory=dict)
     """Contributions and their bytes."""
 
-    def add_work(self, work: wire.Work) -> None:
-        """Count what a site did since its last contribution."""
+    def add_work(self, work: wire.Work | Totals) -> None:
+        """Count what a site did since its last contribution, or what several did."""
         for name in SPENT:
             setattr(self, name, getattr(self, name) + getattr(work, name))
 
@@ -166,7 +166,8 @@ class VersionLines:
     def wait(self) -> None:
         """Until the lines are on disk; raises what went wrong."""
         while self._writing:
-            self._writing.pop().result()
+            self._writing[-1].result()  # a signal may come meanwhile
+            self._writing.pop()
 
 
 def contribution_row(merge: Merge[Contribution], share: tuple[float, float]) -> dict[str, Any]:

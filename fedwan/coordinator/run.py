@@ -12,7 +12,7 @@ It knows no workload, and no strategy by name: layout, kinds and steps come with
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -23,11 +23,11 @@ from fedwan.config import COMMAND, MASKED, Config, site_names
 from fedwan.coordinator.federation import CoordinatorRounds
 from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.mask_keys import Masking
-from fedwan.coordinator.members import decisions
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.mergers import AnyMerger, Mergers
 from fedwan.coordinator.model import GlobalModel, find_checkpoint
 from fedwan.coordinator.opening import await_agreement, await_initial, heed_stop
+from fedwan.coordinator.past import Past
 from fedwan.coordinator.quality import Quality
 from fedwan.coordinator.records import RoundRows, Totals, VersionLines, contribution_row
 from fedwan.coordinator.servicer import Servicer
@@ -35,8 +35,8 @@ from fedwan.coordinator.site_privacy import SitePrivacy
 from fedwan.data.sources import parse_split
 from fedwan.doctor.diagnosis import Finding
 from fedwan.doctor.sampling import Sample
-from fedwan.errors import CheckpointError, RunStopped, UserError
-from fedwan.files import hash_file
+from fedwan.errors import CheckpointError, DiskFull, FedwanError, RunStopped, UserError
+from fedwan.files import hash_file, lack_of_room
 from fedwan.fragments import Fragment
 from fedwan.link.client import CHUNK_BYTES
 from fedwan.memory import Tidier
@@ -93,6 +93,7 @@ class CoordinatedRun:
         self._resumed: GlobalModel | None = None
         self._saved: tuple[int, list[int]] = (0, [])
         """Version of the newest checkpoint, and versions of its fragments."""
+        self._past = Past()
         self._past_figures: dict[str, Any] = {}
         """The gate's, of a checkpoint."""
         self._past_masks: dict[str, Any] | None = None
@@ -119,10 +120,14 @@ class CoordinatedRun:
 
     # The story -----------------------------------------------------------------------------
 
-    def resume(self) -> tuple[Resumed, str]:
-        """Go on from the checkpoint in the run's folder: where, and a complaint or nothing."""
+    def resume(self, *, goes_back: bool = False) -> tuple[Resumed, str]:
+        """Go on from the checkpoint in the run's folder: where, and a complaint or nothing.
+
+        `goes_back`: it was chosen, and may be older than the newest one.
+        """
         folder = self._folder / "checkpoint"
         meta, complaint = find_checkpoint(folder)
+        self._past = past = Past.read(self._folder / JOURNAL)
         try:
             claim = Claim(*meta["claim"])
             self.totals = Totals(**meta["totals"])
@@ -130,21 +135,30 @@ class CoordinatedRun:
             self.hub.began = float(meta["began"])
             self._past_masks = meta.get("masks")
             if self.config.privacy.is_of("site"):
-                # The version that a damaged checkpoint had was sent out, and is made again.
-                self._past_privacy = meta["privacy"], int(bool(complaint))
+                # The versions that a damaged or newer one had were sent out, and are made again.
+                num_lost = max(int(bool(complaint)), sum(past.saved) - sum(meta["versions"]))
+                self._past_privacy = meta["privacy"], num_lost
         except (KeyError, TypeError) as error:
             raise CheckpointError(
                 f"checkpoint in {folder} is of another version of fedwan "
                 f"({error}); resume with the one that it began with"
             ) from None
         self.hub.agreement.agreed = claim = self.hub.agreement.claim(claim)
-        for verb, site, has_joined in decisions(self._folder / JOURNAL):
+        self._registry.rejoins, self.hub.unmerged = past.rejoins, past.unmerged
+        for verb, site, has_joined in past.decisions:
             # What could be decided then holds, whatever the registry would object to now. But the
             # run's file may not have the site any more.
             if site in self._registry.sites:
                 self.hub.decide(verb, site, has_begun=not has_joined)
         self._settle(claim)
         self._resumed = model = GlobalModel.load(folder, self._strategy, self.config)
+        if not complaint and not goes_back and model.versions < past.saved:
+            complaint = (
+                f"the checkpoint is of version {model.version}, and one of "
+                f"{model.version_of(past.saved)} was written: what came between is made again, "
+                "with other weights if a site has no checkpoint of then any more; or stop the run, "
+                f"restore the newer one in {folder}, and --resume"
+            )
         return (model.version, list(model.versions)), complaint
 
     def opening(self) -> dict[str, Any]:
@@ -167,6 +181,14 @@ class CoordinatedRun:
             if self.hub.model is not None and self.hub.model.is_whole:
                 self.checkpoint(self.hub.model)
             self._await_farewells(FAREWELL_S)
+            raise
+        except DiskFull:
+            raise
+        except FedwanError:  # a signal, which leaves seconds; and may have come in mid-round
+            model = self.hub.model
+            if model and model.is_whole and model.versions == self.hub.rounds.versions:
+                if model.versions != self._saved[1]:
+                    self.checkpoint(model)
             raise
         finally:
             self._version_lines.thread.shutdown()
@@ -196,7 +218,8 @@ class CoordinatedRun:
         # A live site on a slow link may still be fetching the last update.
         self._await_farewells(patience_s)
         self._compare_weights(model)
-        self.checkpoint(model)
+        self.checkpoint(model)  # without what is in the journal, which is read again
+        self.totals.add_work(self.hub.unmerged)
         return model
 
     def _settle(self, claim: Claim) -> None:
@@ -229,8 +252,10 @@ class CoordinatedRun:
         self._mergers = Mergers(self.hub, strategy, config, self._folder, self._privacy)
         if self.hub.masking and self._resumed:
             self._mergers.resume(self._run_id, rounds, self._resumed)
+        self._look_for_room(fragments)
         rounds.dropped = self.totals.dropped
-        self.hub.rejected, self._registry.rejoins = self.totals.rejected, self.totals.rejoins
+        rounds.go_back_to(self._past.anew_from)
+        self.hub.rejected = self.totals.rejected
         self._saved = (rounds.version, list(rounds.versions))
         self._rows = RoundRows(self._record, untold=_untold(strategy))
         self._quality = Quality(config, self.hub, self.totals, self._record, self._on_samples)
@@ -247,6 +272,15 @@ class CoordinatedRun:
         self.hub.model = self._resumed
         self.hub.start(rounds, intake)
         return rounds
+
+    def _look_for_room(self, fragments: Sequence[Fragment]) -> None:
+        """Tell of a disk that two checkpoints, a third being written, and a round would fill."""
+        weights = sum(fragment.num_bytes for fragment in fragments)
+        payloads = sum(self._strategy.up.payload_bytes(f.layout) for f in fragments)
+        num_new = 1 if self._resumed else 3  # each has the weights, their average, and outer state
+        num_bytes = 3 * num_new * weights + len(self._names) * payloads
+        if text := lack_of_room(self._folder, num_bytes, "checkpoints and a round"):
+            self.hub.event("warning", None, text)
 
     # A round -------------------------------------------------------------------------------
 
@@ -329,7 +363,7 @@ class CoordinatedRun:
             )
         with hub.changed:
             absent = self._registry.absent(time.monotonic())
-            missing = rounds.missing(absent, len(hub.live()))
+            missing = rounds.missing(absent, hub.live())
         if missing and not is_paused:
             self.hub.event(
                 "paused", None, f"round {round_.version + 1} waits for {', '.join(missing)}"
@@ -374,8 +408,7 @@ class CoordinatedRun:
         with hub.changed:
             while hub.live() and time.monotonic() < deadline_s:
                 hub.tick()
-        for farewell in hub.farewells.values():
-            self.totals.add_work(farewell.work)
+        hub.changed.flush()
 
     def _compare_weights(self, model: GlobalModel) -> None:
         """Tell of sites that ended with other weights."""

@@ -31,9 +31,16 @@ Announce = Callable[[Ticket, Callable[[str, str], None]], AbstractContextManager
 
 
 def run_coordinator(
-    config: Config, run_id: str, identity: Path, resume: bool, announce: Announce
+    config: Config,
+    run_id: str,
+    identity: Path,
+    resume: bool,
+    announce: Announce,
+    goes_back: bool = False,
 ) -> None:
     """Serve the data plane, run the round loop, and write the run's outputs to `config.out`.
+
+    `resume`, `goes_back`: as in `fedwan.flower.status.Start`.
 
     Raises:
         FedwanError: see the tree; outputs are written as far as they go.
@@ -49,7 +56,7 @@ def run_coordinator(
         lambda *picture: outputs.samples(*picture),
         silence_s=SILENT_HEARTBEATS * HEARTBEAT_S,
     )
-    resumed, complaint = run.resume() if resume else (None, "")
+    resumed, complaint = run.resume(goes_back=goes_back) if resume else (None, "")
     own = Identity.load(identity, "coordinator")
     with Outputs(config, out, resumed, own.sign) as outputs:
         outputs.record(run.opening() | {"certificate": own.cert_pem.decode()})

@@ -15,7 +15,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from google.protobuf.message import Message
 
 from fedwan.codecs import Payload
-from fedwan.coordinator.federation import CoordinatorRounds, Federation
+from fedwan.coordinator.federation import Federation
 from fedwan.coordinator.intake import Contribution, Measures, Upload
 from fedwan.errors import PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
@@ -130,7 +130,7 @@ class Servicer(Federation):
         entry = self.registry.sites[site]
         checkpoint, entry.checkpoint = entry.checkpoint, None
         if checkpoint is not None and self.rounds.note_back(site, checkpoint):
-            self.event("warning", site, _older_text(site, checkpoint, self.rounds))
+            self._warn_of_older(site, checkpoint)
 
     def _note_lost(self, site: str, version: int) -> None:
         """A process cannot take the steps of the last round again; once for each version."""
@@ -138,7 +138,16 @@ class Servicer(Federation):
         if entry.lost != version:
             entry.lost = version
             self.rounds.note_back(site, version, repeats=False)
-            self.event("warning", site, _older_text(site, version, self.rounds))
+            self._warn_of_older(site, version)
+
+    def _warn_of_older(self, site: str, checkpoint: int) -> None:
+        """What a site goes on from; and where all begin anew, should the coordinator die now."""
+        begin = f"go on from version {checkpoint}" if checkpoint else "begin anew"
+        text = (
+            f"{site} has no checkpoint of version {self.rounds.versions[0]}: its data order and "
+            f"optimisers {begin}, which changes the weights that come of it"
+        )
+        self.event("warning", site, text, anew_from=list(self.rounds.anew_from))
 
     @_bounded
     def heard(self, site: str, signal: wire.SiteSignal) -> None:
@@ -193,6 +202,7 @@ class Servicer(Federation):
             entry.has_left = True
             self._snapshots.clear(site)
             self.farewells[site] = farewell
+            self.unmerged.add_work(farewell.work)
             text = f"{site} left: {farewell.error}" if farewell.error else f"{site} finished"
             spent = {name: getattr(farewell.work, name) for name in SPENT}
             self.event("leave", site, text, **spent)
@@ -465,14 +475,6 @@ class Servicer(Federation):
     def _sizes(self, keys: Iterable[tuple[int, int]]) -> bytes:
         """What sites round by, of fragments at versions; nothing without masks."""
         return b"".join(self.masking.sizes(*key) for key in keys) if self.masking else b""
-
-
-def _older_text(site: str, checkpoint: int, rounds: CoordinatorRounds) -> str:
-    begin = f"go on from version {checkpoint}" if checkpoint else "begin anew"
-    return (
-        f"{site} has no checkpoint of version {rounds.versions[0]}: its data order and optimisers "
-        f"{begin}, which changes the weights that come of it"
-    )
 
 
 def _upload(site: str, header: wire.UploadHeader) -> Upload:

@@ -98,7 +98,8 @@ def coordinating(
         closing(FrontDoor(identity, config, partial(_tell_of_refusal, out))) as door,
         private_port.listen() as listener,
     ):
-        start = Start.begin(config, identity, resume=resume)
+        goes_back = from_version is not None
+        start = Start.begin(config, identity, resume=resume, goes_back=goes_back)
         Status.of().write(service_file(out))
         # A full disk leaves half of the app, which Flower would take for the whole.
         shutil.rmtree(folder / "apps", ignore_errors=True)

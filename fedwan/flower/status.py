@@ -38,6 +38,7 @@ from fedwan.errors import (
     UserError,
 )
 from fedwan.files import on_disk, replace_text
+from fedwan.output.journal import JOURNAL
 from fedwan.site.assignment import end_with
 
 RUN = "FEDWAN_RUN"
@@ -180,15 +181,30 @@ class Start:
     identity: str
     """The coordinator's identity folder."""
     resume: bool
+    goes_back: bool = False
+    """Whether the version to go on from was chosen."""
 
     @classmethod
-    def begin(cls, config: Config, identity: Path, *, resume: bool) -> Self:
+    def begin(
+        cls, config: Config, identity: Path, *, resume: bool, goes_back: bool = False
+    ) -> Self:
         """Write down a new start; a CheckpointError if there is no run to go on with."""
         out = Path(config.out)
-        run_id = cls.read(out).run_id if resume else uuid.uuid4().hex
-        start = cls(to_json(config), run_id, str(identity.absolute()), resume)
+        run_id = cls._run_of(out) if resume else uuid.uuid4().hex
+        start = cls(to_json(config), run_id, str(identity.absolute()), resume, goes_back)
         replace_text(out / _START, json.dumps(asdict(start)))
         return start
+
+    @classmethod
+    def _run_of(cls, out: Path) -> str:
+        """The run that goes on, as its last start has it, or the journal where that is lost."""
+        try:
+            return cls.read(out).run_id
+        except CheckpointError:
+            lost = (OSError, ValueError, KeyError, TypeError)
+            with contextlib.suppress(*lost), (out / JOURNAL).open() as lines:
+                return str(json.loads(next(lines, ""))["run"])
+            raise
 
     @classmethod
     def read(cls, out: Path) -> Self:

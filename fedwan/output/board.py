@@ -92,7 +92,7 @@ class SiteRow:
 
     def take(self, record: RoundRecord, *, is_now: bool) -> None:
         """Account for one round; one of an earlier start says nothing of its state."""
-        if is_now and self.state not in ("left", "drained", "ejected"):  # merged afterwards
+        if is_now and self.state == "expected":  # else it may be merged after its site has gone
             self.state = "training"
         self.versions.add((record.fragment, record.version))
         self.step = record.step
@@ -179,7 +179,7 @@ class Board:
     @property
     def phase(self) -> str:
         """What the run is doing, in a few words."""
-        waiting = [row.name for row in self.sites.values() if row.state in ABSENT]
+        waiting = [row.name for row in self._awaited()]
         if self.is_done or self.stopped:
             return "done" if self.is_done else "stopped"
         if not self.is_listening:
@@ -197,11 +197,19 @@ class Board:
         """See `waiting_text`."""
         if self.is_done or self.stopped or not self.is_listening:
             return ""
-        rows = [row for row in self.sites.values() if row.state in ABSENT]
-        absent = [(row.name, row.state, row.since) for row in rows]
+        absent = [(row.name, row.state, row.since) for row in self._awaited()]
         return waiting_text(
             absent, {row.name: row.state for row in self.sites.values()}, self.config
         )
+
+    def _awaited(self) -> list[SiteRow]:
+        """Sites that are not there, unless there is a quorum and each contribution is a version."""
+        rows = self.sites.values()
+        num_live = sum(row.state == "training" for row in rows)
+        is_on_arrival = sum((0, self.version) in row.versions for row in rows) == 1
+        if is_on_arrival and num_live >= (self.config.round.quorum or len(rows)):
+            return []
+        return [row for row in rows if row.state in ABSENT]
 
     @property
     def remaining_s(self) -> float | None:

@@ -16,7 +16,7 @@ from fedwan.config import Config, dump
 from fedwan.errors import ConfigError
 from fedwan.extras import require
 from fedwan.files import hash_file, replace_text
-from fedwan.output.journal import Sign
+from fedwan.output.journal import JOURNAL, Sign
 from fedwan.output.records import EventRecord, QualityRecord, Record, Recorder, Resumed
 from fedwan.output.report import write_report
 from fedwan.output.samples import SAMPLES_KEPT, draw_samples
@@ -137,6 +137,7 @@ class Outputs:
             staleness=totals.staleness / max(1, totals.contributions),
             global_sha256=sha256,
             privacy=privacy_of(config.privacy, totals.epsilon),
+            warnings=(self._out / JOURNAL).read_bytes().count(b'"event":"warning"'),
         )
         text = f"{versions} rounds; global weights {sha256[:16]}"
         self.event("done", None, text, payload_bytes=payload_bytes, sha256=sha256)

@@ -66,6 +66,8 @@ class Summary:
     privacy: dict[str, Any] = field(default_factory=dict)
     """Under `privacy.epsilon`: `epsilon`, the most that was spent, `delta`, `unit`, and what is
     `not_covered`."""
+    warnings: int = 0
+    """Lines of the journal."""
 
 
 UNITS = {
@@ -164,6 +166,8 @@ def _lines(summary: Summary, board: Board, out: Path) -> Iterator[tuple[str, str
             f"{summary.staleness:.1f} versions on average; {summary.late:,} contributions "
             f"merged late, {summary.dropped:,} dropped",
         )
+    if summary.warnings:
+        yield "warnings", f"{summary.warnings:,}, in the report"
     if private := summary.privacy:
         bound = f"epsilon {number_text(private['epsilon'])} at delta {private['delta']:g}"
         yield "privacy", f"{bound} for {private['unit']}; see summary.json for what is not covered"

@@ -82,7 +82,10 @@ class Rounds(Generic[C, U]):
         that it became part of."""
         self._own = [0] * len(fragments)
         """The latest version if its update is one contribution, bit for bit."""
-        self._anew_from = [0] * len(fragments)
+        self.anew_from = [0] * len(fragments)
+        """By fragment, the version at which what a strategy keeps at the sites began anew."""
+        self._resumed_at = list(self.versions)
+        """Whose contributions these are made of, this coordinator does not know."""
         self._last_dropped: dict[tuple[int, str], int] = {}
 
     def nominal_of(self, fragment: int) -> int:
@@ -350,19 +353,23 @@ class Rounds(Generic[C, U]):
         is_owed = self._strategy.clock == "samples" and not self._policy.is_on_arrival(present)
         return present - (0 if is_owed else self._policy.max_staleness)
 
-    def missing(self, absent: Iterable[str], num_live: int) -> list[str]:
+    def missing(self, absent: Iterable[str], live: Collection[str]) -> list[str]:
         """Sites that the round waits for, of those that were here and are not any more."""
-        if self._present().is_on_arrival and num_live >= self._policy.quorum:
-            return []
-        owing = self.owing(())
+        owing = self.owing(live)
         return [name for name in absent if name in owing]
 
     def owing(self, live: Collection[str]) -> list[str]:
-        """Sites without whose contribution the round could not close."""
+        """Sites without whose contribution the round could not close.
+
+        On arrival those that a quorum of live sites lacks; where it has one, any that is live.
+        """
         present = self._present()
         waiting = present.lacking()
-        absent = [name for name in waiting if name not in live]
-        return absent if absent and present.is_on_arrival else waiting
+        if not present.is_on_arrival:
+            return waiting
+        if len(live) >= self._policy.quorum:
+            return [name for name in waiting if name in live]
+        return [name for name in waiting if name not in live] or waiting
 
     def _present(self) -> Round[C]:
         assert self.round is not None, "a round has begun"
@@ -406,7 +413,7 @@ class Rounds(Generic[C, U]):
             merged_from=start,
             merged_into=into,
             is_own=0 < self._own[fragment] == into,
-            anew_from=self._anew_from[fragment],
+            anew_from=self.anew_from[fragment],
             steps=self._paces.steps(site),
             run_step=self.run_step,
             **fields,
@@ -433,7 +440,10 @@ class Rounds(Generic[C, U]):
             return False
         is_of_all = self._strategy.is_exact(len(self._fragments))
         for fragment, merged in enumerate(self._merged):
-            if merged.get(site, (0, 0))[1] > (checkpoint if is_of_all else 0):
+            has_lost = self._resumed_at[fragment] > checkpoint
+            if site in merged:
+                has_lost = merged[site][1] > (checkpoint if is_of_all else 0)
+            if has_lost:
                 self._begin_anew(fragment)
         return self._strategy.clock == "versions" and checkpoint < self.versions[0]
 
@@ -443,4 +453,9 @@ class Rounds(Generic[C, U]):
         It may hold together over all sites, which it no longer does where a site has not learnt
         from an update that it is merged into.
         """
-        self._anew_from[fragment] = self.versions[fragment] + 1
+        self.anew_from[fragment] = self.versions[fragment] + 1
+
+    def go_back_to(self, anew_from: Sequence[int]) -> None:
+        """An earlier start had `anew_from`, maybe at versions that are taken back."""
+        for fragment, version in enumerate(anew_from):
+            self.anew_from[fragment] = min(version, self.versions[fragment] + 1)

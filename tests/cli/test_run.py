@@ -144,6 +144,15 @@ def test_a_run_that_was_moved_goes_on_where_it_is(done: Config, tmp_path: Path) 
     assert load_config(None, [f"out={tmp_path / 'new'}"], resume=True) == resumed
 
 
+def test_a_copy_without_a_checkpoint_does_not_train_the_run_that_it_is_of(
+    done: Config, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(done.out, tmp_path / "copy"))
+    (copy / "summary.json").unlink()  # `done` has no checkpoint
+    with pytest.raises(ConfigError, match=f"{copy}.*no checkpoint yet"):
+        load_config(copy / "config.yaml", [], resume=True)
+
+
 @pytest.mark.slow
 def test_a_run_that_is_done_is_shown_reported_and_not_started_again(
     done: Config, fedwan: Command

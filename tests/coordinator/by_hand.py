@@ -18,13 +18,14 @@ from fedwan.codecs import Codec, Payload, Reading, fp32, int4, int8
 from fedwan.codecs.masked import KeyStreams, bind, first_sizes, masked
 from fedwan.codecs.payload import Source
 from fedwan.coordinator import federation, servicer
+from fedwan.coordinator.federation import CoordinatorRounds
 from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.mask_keys import Masking
 from fedwan.coordinator.masked import MaskedMerger, key_streams
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.server_step import step_outer
-from fedwan.coordinator.servicer import CoordinatorRounds, Servicer
+from fedwan.coordinator.servicer import Servicer
 from fedwan.errors import UserError
 from fedwan.fragments import Fragmentation, strided, whole
 from fedwan.link import wire_pb2 as wire

@@ -15,6 +15,7 @@ import pytest
 
 from fedwan.config import Config
 from fedwan.coordinator import control, members
+from fedwan.coordinator.past import Past
 from fedwan.coordinator.records import Totals
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.errors import ConfigError, SiteDrained, SiteEjected, UserError
@@ -217,7 +218,7 @@ def test_decisions_outlive_the_coordinator_and_damage_to_the_journal(tmp_path: P
     rows = [("drained", "s1"), ("join", "s1"), ("ejected", "s2"), ("admitted", "s1")]
     lines = [json.dumps({"event": event, "site": site}) for event, site in rows]
     (tmp_path / "journal.jsonl").write_text("\n".join([*lines[:2], '{"event": "eje', *lines[2:]]))
-    found = list(members.decisions(tmp_path / "journal.jsonl"))
+    found = Past.read(tmp_path / "journal.jsonl").decisions
     assert found == [("drain", "s1", True), ("eject", "s2", False), ("admit", "s1", False)]
 
 

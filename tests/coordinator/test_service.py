@@ -166,6 +166,18 @@ def test_totals_count_what_sites_did_after_their_last_contribution(tmp_path: Pat
     assert (total.compute_s, total.wait_s) == pytest.approx((totals.compute_s, totals.wait_s))
 
 
+def test_a_disk_without_room_for_checkpoints_and_a_round_is_told_of_before_it_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(steps=2)
+    (network,) = TinyWorkload(NET).networks.values()
+    weights = 4 * sum(parameter.numel() for parameter in network.parameters())
+    for name, free in (("little", 9 * weights), ("enough", 1 << 20)):
+        monkeypatch.setattr("fedwan.files._free_bytes", lambda _, free=free: free)
+        warnings = run_tiny(tmp_path / name, config).events("warning")
+        assert (len(warnings) == 1 and "make room" in warnings[0]) == (name == "little")
+
+
 def test_a_run_that_is_ended_from_outside_keeps_the_reason_and_tells_it_until_it_goes_on(
     tmp_path: Path, identities: Path, fedwan: Command
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -116,6 +117,7 @@ def test_a_site_that_is_a_version_behind_keeps_its_weights_or_others_are_told(
         assert (payload is None) == (expected == [1])
     assert header.anew_from == (0 if is_kept else 3)
     assert (bench.events[-1][0] == "warning") is not is_kept
+    assert bench.details[-1].get("anew_from") == (None if is_kept else [3])
     if not is_kept:  # and once only, however often it asks
         request = wire.DownloadRequest(run_id=RUN, kind=kind, version=1)
         bench.hub.download("s1", request)
@@ -315,6 +317,7 @@ def test_nobody_but_who_tells_waits_for_a_line_of_the_journal(
     joining = in_thread(lambda: bench.hub.join("s1", bench.hello("s1")))
     assert is_writing.wait(10)
     heartbeat = wire.SiteSignal(session="s1-first", step=3)
+    in_thread(lambda: bench.hub.join("s2", bench.hello("s2")))(2.0)  # one more line is told
     in_thread(lambda: bench.hub.heard("s1", heartbeat))(2.0)
     assert bench.registry.sites["s1"].step == 3 and joining.is_running()
     with bench.hub.changed:
@@ -323,7 +326,31 @@ def test_nobody_but_who_tells_waits_for_a_line_of_the_journal(
         assert not bench.events
         go_on.set()
     joining(), leaving()
-    assert [event for event, *_ in bench.events[:3]] == ["join", "second", "third"]
+    assert [event for event, *_ in bench.events] == ["join", "join", "second", "third"]
+
+
+def test_what_a_full_disk_refuses_is_told_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep, has_room = Bench._keep, False
+
+    def try_to(self: Bench, *event: Any, **details: Any) -> None:
+        if not has_room:
+            raise OSError(errno.ENOSPC, "full")
+        keep(self, *event, **details)
+
+    monkeypatch.setattr(Bench, "_keep", try_to)
+    bench = Bench(tmp_path)
+    hello = bench.hello("s1")
+    hello.certificate = b"PEM"
+    bench.hub.join("s1", hello)
+    bench.hub.heard("s1", wire.SiteSignal(session="s1-first", step=3))  # no concern of this thread
+    with pytest.raises(OSError, match="full"):
+        bench.hub.event("started", None, "who tells it must know")
+    has_room = True
+    bench.hub.heard("s1", wire.SiteSignal(session="s1-first", step=4))
+    assert [event for event, *_ in bench.events] == ["join"]
+    assert bench.details[0]["certificate"] == "PEM"
 
 
 # Downloads -------------------------------------------------------------------------------------
@@ -379,10 +406,14 @@ def test_how_a_site_failed_is_told_once_it_is_silent_or_at_once_if_nobody_else_t
 
 
 def test_a_farewell_counts_once(bench: Bench) -> None:
-    bench.hub.leave("s1", wire.Farewell(session="s1-first", error="first"))
-    bench.hub.leave("s1", wire.Farewell(session="s1-first", error="again"))
+    work = wire.Work(bytes_up=3)
+    bench.hub.leave("s1", wire.Farewell(session="s1-first", error="first", work=work))
+    bench.hub.leave("s1", wire.Farewell(session="s1-first", error="again", work=work))
     assert bench.hub.farewells["s1"].error == "first"
     assert [text for event, _, text in bench.events if event == "leave"] == ["s1 left: first"]
+    bench.hub.join("s1", bench.hello("s1", "second"))
+    bench.hub.leave("s1", wire.Farewell(session="second", work=work))
+    assert bench.hub.unmerged.bytes_up == 6
 
 
 def test_whole_weights_come_with_what_is_known_of_the_same_version(bench: Bench) -> None:

@@ -92,6 +92,9 @@ def test_a_resumed_run_keeps_its_id_and_a_new_one_does_not(tmp_path: Path) -> No
     assert resumed.resume and not first.resume
     assert Start.read(tmp_path) == second and Path(second.identity).is_absolute()
     assert from_json(second.config) == Config(out=str(tmp_path))
+    (tmp_path / "flower" / "start.json").unlink()
+    (tmp_path / "journal.jsonl").write_text('{"event":"start","run":"of the journal"}\n{}\n')
+    assert begin(True).run_id == "of the journal"
 
 
 ENDED = """

@@ -104,6 +104,24 @@ def test_it_tells_the_phases_of_a_run(board: Board) -> None:
     assert board.phase == "done"
 
 
+def test_where_contributions_are_merged_as_they_come_a_live_quorum_waits_for_nobody(
+    tmp_path: Path,
+) -> None:
+    config = make_config(tmp_path)
+    config.sites, config.round.quorum, config.steps = 3, 2, 900
+    board = Board(config)
+    for name, site in (("listening", None), ("join", "s1"), ("join", "s2"), ("join", "s3")):
+        board.take(event(name, site))
+    for site in ("s1", "s2", "s3"):  # a round of all: the warm-up
+        board.take(record_of(round_row(1, site), 1.0))
+    board.take(event("lost", "s3"))
+    assert board.phase == "waiting for s3" and board.waiting
+    board.take(record_of(round_row(2, "s3"), 2.0))  # it had come before
+    assert (board.phase, board.waiting, board.sites["s3"].state) == ("training", "", "silent")
+    board.take(event("lost", "s2"))
+    assert board.phase == "waiting for s2, s3" and "s2 (silent" in board.waiting
+
+
 def test_a_round_is_one_though_a_network_travels_several_times_in_it(board: Board) -> None:
     for version in range(1, 9):
         row = round_row(version, "s1") | {"run_step": 10 * (version // 4), "fragment": 1}

@@ -20,6 +20,7 @@ def test_a_finished_run_leaves_everything_that_is_promised(tmp_path: Path) -> No
     config = make_config(tmp_path)
     config.sites = ["s1", "s2"]
     with Outputs(config, tmp_path) as outputs:
+        outputs.event("warning", None, 'it says "event":"warning"')
         write_run(outputs, finish=True)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
@@ -37,7 +38,7 @@ def test_a_finished_run_leaves_everything_that_is_promised(tmp_path: Path) -> No
     assert (summary.bytes_up, summary.bytes_down) == (4000, 4100)
     assert (summary.rounds, summary.contributions, summary.rejoins) == (2, 4, 1)
     assert summary.quality == TOTALS.quality and summary.sites == 2
-    assert summary.global_sha256 == "ab" * 32
+    assert (summary.global_sha256, summary.warnings) == ("ab" * 32, 1)
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from tests.output.runs import event
 PROMISED = """
 strategy workload sites h steps seed wall_s compute_s wait_s utilisation evaluation_s bytes_up
 bytes_down rounds contributions rejected rejoins late dropped staleness quality global_sha256
-privacy
+privacy warnings
 """.split()
 
 
@@ -87,6 +87,11 @@ def test_privacy_has_what_was_spent_of_which_unit_and_what_is_not_covered(
     line = shown(dataclasses.replace(SUMMARY, privacy=told), RECORDS)
     assert "epsilon 7.5 at delta 1e-06 for one" in line
     assert privacy_of(dataclasses.replace(config, epsilon=0.0), 0.0) == {}
+
+
+def test_warnings_are_told_where_there_are_any() -> None:
+    assert "warnings" not in shown(SUMMARY, RECORDS)
+    assert "warnings  2" in shown(dataclasses.replace(SUMMARY, warnings=2), RECORDS)
 
 
 def test_what_is_no_summary_is_told_with_the_mend(tmp_path: Path) -> None:

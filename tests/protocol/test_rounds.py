@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -34,6 +35,7 @@ def make(
     policy: RoundPolicy,
     num_fragments: int = 1,
     num_versions: int = 4,
+    versions: Sequence[int] = (),
     **words: Any,
 ) -> Rounds[Sent, Update]:
     words.setdefault("clock", "versions" if policy.arrivals_from is None else "samples")
@@ -41,7 +43,7 @@ def make(
     strategy = Strategy("delta", 2, whole, no_step, fp32(), fp32(), policy, **words)
     layout = {"net/weight": TensorSpec((5,), torch.float32, Role.PARAMETER)}
     fragments = [Fragment(index, layout, index) for index in range(num_fragments)]
-    return Rounds(strategy, fragments, SITES, num_versions, 1)
+    return Rounds(strategy, fragments, SITES, num_versions, 1, versions)
 
 
 def send(
@@ -282,6 +284,24 @@ def test_what_a_new_process_has_lost_others_are_not_corrected_for(
     assert rounds.tell("s2", 0).anew_from == anew_from
 
 
+@pytest.mark.parametrize(("checkpoint", "anew_from"), [(6, 0), (5, 0), (4, 6), (0, 6)])
+def test_a_coordinator_that_went_on_knows_not_whom_its_weights_are_of_and_has_all_begin_anew(
+    checkpoint: int, anew_from: int
+) -> None:
+    rounds = make(RoundPolicy(3, 1, 10.0), num_versions=9, versions=[5])
+    rounds.note_back("s2", checkpoint)
+    assert rounds.tell("s1", 0).anew_from == anew_from
+
+
+@pytest.mark.parametrize(("told", "anew_from"), [(4, 4), (5, 5), (6, 6), (8, 6)])
+def test_beginning_anew_outlives_the_coordinator_and_comes_before_versions_taken_back(
+    told: int, anew_from: int
+) -> None:
+    rounds = make(RoundPolicy(3, 1, 10.0), num_versions=9, versions=[5])
+    rounds.go_back_to([told])
+    assert rounds.tell("s1", 0).anew_from == anew_from
+
+
 @pytest.mark.parametrize(
     ("policy", "merged", "checkpoint", "is_behind"),
     [
@@ -314,7 +334,7 @@ def test_a_quorum_does_not_wait_for_who_has_gone(has_deadline: bool) -> None:
     rounds.begin(0.0)
     send(rounds, "s1", 0)
     assert rounds.advance(1.0, 1, ["s3"])[0] == "wait"
-    assert rounds.missing(["s1", "s3"], 2) == ["s3"]
+    assert rounds.missing(["s1", "s3"], ["s2"]) == ["s3"]
     assert rounds.owing(["s1", "s2"]) == ["s2", "s3"]
     send(rounds, "s2", 0)
     assert rounds.advance(1.0, 3)[0] == "wait"
@@ -323,6 +343,16 @@ def test_a_quorum_does_not_wait_for_who_has_gone(has_deadline: bool) -> None:
     barrier_of_all.begin(0.0)
     send(barrier_of_all, "s1", 0)
     assert barrier_of_all.advance(1.0, 1, ["s2", "s3"])[0] == "wait"
+
+
+def test_on_arrival_a_quorum_of_live_sites_waits_for_nobody_else() -> None:
+    rounds = make(RoundPolicy(3, 2, arrivals_from=0))
+    rounds.begin(0.0)
+    assert rounds.owing(["s1", "s2"]) == ["s1", "s2"] and not rounds.missing(["s3"], ["s1", "s2"])
+    assert rounds.owing(["s1"]) == ["s2", "s3"]
+    send(rounds, "s2", 0)
+    send(rounds, "s3", 0)
+    assert rounds.owing(["s1"]) == ["s1"] and not rounds.missing(["s3"], ["s2", "s3"])
 
 
 def test_a_quorum_does_not_wait_for_who_was_refused_three_times() -> None:
