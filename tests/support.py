@@ -237,16 +237,16 @@ class Killed(BaseException):
 
 
 @contextmanager
-def killed_after(version: int, error: type[BaseException] = Killed) -> Iterator[None]:
-    """The coordinator of the run in here is killed after a version, or ended by an error."""
+def killed_after(version: int) -> Iterator[None]:
+    """The coordinator of the run in here is killed after a version."""
     after = CoordinatedRun._after_version
 
     def die(run: CoordinatedRun, model: Any, before: int) -> None:
         after(run, model, before)
         if model.version == version:
-            raise error
+            raise Killed
 
-    with patch.object(CoordinatedRun, "_after_version", die), pytest.raises(error):
+    with patch.object(CoordinatedRun, "_after_version", die), pytest.raises(Killed):
         yield
 
 

@@ -166,8 +166,7 @@ class VersionLines:
     def wait(self) -> None:
         """Until the lines are on disk; raises what went wrong."""
         while self._writing:
-            self._writing[-1].result()  # a signal may come meanwhile
-            self._writing.pop()
+            self._writing.pop().result()
 
 
 def contribution_row(merge: Merge[Contribution], share: tuple[float, float]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from fedwan.coordinator.site_privacy import SitePrivacy
 from fedwan.data.sources import parse_split
 from fedwan.doctor.diagnosis import Finding
 from fedwan.doctor.sampling import Sample
-from fedwan.errors import CheckpointError, DiskFull, FedwanError, RunStopped, UserError
+from fedwan.errors import CheckpointError, RunStopped, UserError
 from fedwan.files import hash_file, lack_of_room
 from fedwan.fragments import Fragment
 from fedwan.link.client import CHUNK_BYTES
@@ -181,14 +181,6 @@ class CoordinatedRun:
             if self.hub.model is not None and self.hub.model.is_whole:
                 self.checkpoint(self.hub.model)
             self._await_farewells(FAREWELL_S)
-            raise
-        except DiskFull:
-            raise
-        except FedwanError:  # a signal, which leaves seconds; and may have come in mid-round
-            model = self.hub.model
-            if model and model.is_whole and model.versions == self.hub.rounds.versions:
-                if model.versions != self._saved[1]:
-                    self.checkpoint(model)
             raise
         finally:
             self._version_lines.thread.shutdown()

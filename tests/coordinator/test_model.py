@@ -27,20 +27,11 @@ from fedwan.coordinator.model import (
 )
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.server_step import step_outer
-from fedwan.coordinator.servicer import Servicer
-from fedwan.errors import (
-    CheckpointError,
-    ConfigError,
-    DiskFull,
-    FedwanError,
-    SiteEjected,
-    UserError,
-)
+from fedwan.errors import CheckpointError, ConfigError, FedwanError, SiteEjected, UserError
 from fedwan.fragments import strided
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Link
 from fedwan.outer import Transform
-from fedwan.output.journal import verify
 from fedwan.site.site import Membership
 from fedwan.state import (
     Layout,
@@ -186,34 +177,6 @@ def test_a_run_whose_step_leaves_no_numbers_ends_with_the_checkpoint_before_it(
         run_tiny(tmp_path, config)
     tensors, meta = read_tensors(tmp_path / "checkpoint" / CHECKPOINT)
     assert meta["versions"] == [2] and all(bool(v.isfinite().all()) for v in tensors.values())
-
-
-@pytest.mark.parametrize(("error", "kept"), [(FedwanError, 3), (DiskFull, 2)])
-def test_a_run_that_a_signal_ends_keeps_all_its_rounds(
-    tmp_path: Path, error: type[FedwanError], kept: int
-) -> None:
-    config = tiny_config(steps=20, h=2, checkpoint={"every": 2})
-    with killed_after(3, error):
-        run_tiny(tmp_path / "ended", config)
-    ended = tmp_path / "ended" / "checkpoint" / CHECKPOINT
-    assert read_tensors_meta(ended)["versions"] == [kept]
-    verify(tmp_path / "ended")
-    again = run_tiny(tmp_path / "ended", config, resume=True)
-    assert again.hashes == run_tiny(tmp_path / "whole", config).hashes
-
-
-def test_a_signal_within_a_round_leaves_the_checkpoint_before_it(tmp_path: Path) -> None:
-    config = tiny_config(steps=20, h=2, checkpoint={"every": 2})
-    publish = Servicer.publish
-
-    def end(hub: Servicer, *update: Any, **words: Any) -> None:
-        if hub.rounds.version == 3:
-            raise FedwanError("ended by SIGTERM")
-        publish(hub, *update, **words)
-
-    with patch.object(Servicer, "publish", end), pytest.raises(FedwanError, match="SIGTERM"):
-        run_tiny(tmp_path, config)
-    assert read_tensors_meta(tmp_path / "checkpoint" / CHECKPOINT)["versions"] == [2]
 
 
 # Snapshots ---------------------------------------------------------------------------------------
