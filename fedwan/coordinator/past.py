@@ -35,11 +35,11 @@ class Past:
     @classmethod
     def read(cls, journal: Path) -> Past:
         """From the journal's file; nothing if there is none."""
-        past = cls()
-        lines = journal.read_bytes().splitlines() if journal.exists() else []
-        for line in (line for line in lines if any(event.encode() in line for event in _EVENTS)):
-            with suppress(ValueError, KeyError, TypeError):  # `fedwan verify` tells of damage
-                past._take(json.loads(line))
+        past, wanted = cls(), [event.encode() for event in _EVENTS]
+        with suppress(FileNotFoundError), journal.open("rb") as lines:
+            for line in (line for line in lines if any(event in line for event in wanted)):
+                with suppress(ValueError, KeyError, TypeError):  # `fedwan verify` tells of damage
+                    past._take(json.loads(line))
         return past
 
     def _take(self, row: Mapping[str, Any]) -> None:

@@ -121,6 +121,8 @@ class Outputs:
         before framing; `sha256` of the final global weights.
         """
         config = self._config
+        with (self._out / JOURNAL).open("rb") as lines:
+            num_warnings = sum(b'"event":"warning"' in line for line in lines)
         busy_s = totals.compute_s + totals.wait_s
         chosen = "strategy workload h steps seed".split()
         summed = "bytes_up bytes_down contributions rejected rejoins late dropped quality".split()
@@ -137,7 +139,7 @@ class Outputs:
             staleness=totals.staleness / max(1, totals.contributions),
             global_sha256=sha256,
             privacy=privacy_of(config.privacy, totals.epsilon),
-            warnings=(self._out / JOURNAL).read_bytes().count(b'"event":"warning"'),
+            warnings=num_warnings,
         )
         text = f"{versions} rounds; global weights {sha256[:16]}"
         self.event("done", None, text, payload_bytes=payload_bytes, sha256=sha256)
