@@ -29,6 +29,7 @@ from fedwan.data import Shard, source_of
 from fedwan.errors import ConfigError
 from fedwan.extras import require
 from fedwan.files import absolute_path, stamp_of
+from fedwan.metrics.clip_score import clip_score, is_clip
 from fedwan.models.layers import at_once, clamp_images
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.uses import Needs
@@ -175,6 +176,7 @@ class TextToImage(Simple):
         side = source_of(config.data).shape[-1]
         self._side, self._shape = side, (folder.channels, *[side // folder.factor] * 2)
         self._table: dict[str, Any] = {}
+        self._captions: dict[int, str] = {}
         sizes = [side, side, 0, 0, side, side]  # of the picture, its corner, and what is asked for
         self._time_ids = torch.tensor(sizes, dtype=torch.float32, device=device)
         self._without: Told = {}
@@ -200,7 +202,9 @@ class TextToImage(Simple):
         files = {path.stem: np.load(path, mmap_mode="r") for path in sorted(made.glob("*.npy"))}
         self._table = {name: files[name] for name in names}
         self._without = self._of(torch.zeros(1, dtype=torch.int64))
-        held_out = Batch(shard.held_out["x"], torch.from_numpy(files["held_out"].copy()))
+        numbers, texts = files["held_out"].tolist(), shard.held_out["caption"]
+        self._captions = dict(zip(numbers, texts, strict=True))
+        held_out = Batch(shard.held_out["x"], torch.tensor(numbers))
         train = _Encoded(files["latents"], files["captions"], self._table)
         return dataclasses.replace(shard, train=train, held_out=held_out, workers=0, flip=False)
 
@@ -318,6 +322,13 @@ class TextToImage(Simple):
     def sample_like(self, labels: Tensor, seed: int) -> Tensor:
         """Pictures of a site's captions, by number."""
         return self._make(labels, seed, self._of)
+
+    def measure_told(self, labels: Tensor, made: Tensor) -> dict[str, float]:
+        """CLIP's score of pictures and their captions, where images are seen through a CLIP."""
+        if not is_clip(self.config.eval.features):
+            return {}
+        captions = [self._captions[number] for number in labels.tolist()]
+        return {"clip_score": clip_score(self.config.eval.features, made, captions)}
 
     def save_pretrained(self, folder: Path) -> None:
         """As diffusers opens it: an adapter for `load_lora_weights`, or the whole pipeline."""

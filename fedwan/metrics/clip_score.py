@@ -6,6 +6,7 @@ cosine below 0.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,14 @@ from fedwan.extras import require
 from fedwan.metrics.network import Network, pixels_of
 
 _CHUNK = 64
+
+
+def is_clip(features: str) -> bool:
+    """Whether `eval.features` names a CLIP model's folder."""
+    path = Path(features) / "config.json"
+    if not features or not path.is_file():
+        return False
+    return bool(json.loads(path.read_text()).get("model_type") == "clip")
 
 
 @torch.no_grad()

@@ -90,9 +90,15 @@ class Descent(ABC):
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """See `fedwan.metrics.measure_quality`; of samples that are made of noise and weights."""
+        labels = self._labels(real)
         with self.autocast():
-            generated = self.sample_like(self._labels(real), derive_seed(seed, "evaluate"))
-        return measure_quality(self._measured, real, _full(generated), self.config.eval.features)
+            made = _full(self.sample_like(labels, derive_seed(seed, "evaluate")))
+        figures = measure_quality(self._measured, real, made, self.config.eval.features)
+        return figures | self.measure_told(labels, made)
+
+    def measure_told(self, labels: Tensor, made: Tensor) -> dict[str, float]:
+        """How well samples are what they were told to be; nothing, of most recipes."""
+        return {}
 
     def autocast(self) -> torch.autocast:
         """What `site.precision` has steps and samples computed in."""

@@ -9,7 +9,7 @@ import torch
 
 from fedwan.errors import ConfigError
 from fedwan.metrics.clip_score import clip_score
-from tests.sites.pipelines import _tokenizer as tokenizer
+from tests.sites.pipelines import clip
 
 CAPTIONS = ["a red cat", "a dog", "a very long caption that says more than anybody reads", "", "d"]
 PICTURES = torch.rand(5, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
@@ -17,20 +17,8 @@ PICTURES = torch.rand(5, 3, 16, 16, generator=torch.Generator().manual_seed(0)) 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    transformers = pytest.importorskip("transformers")
     made = tmp_path_factory.mktemp("clip")
-    words = tokenizer(made)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    sizes |= {"intermediate_size": 8}
-    text = sizes | {"vocab_size": len(words), "max_position_embeddings": 8}
-    text |= {"eos_token_id": words.eos_token_id, "bos_token_id": words.bos_token_id}
-    config = transformers.CLIPConfig(
-        vision_config=sizes | {"image_size": 16, "patch_size": 8}, text_config=text
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        transformers.CLIPModel(config).save_pretrained(made)
-    words.save_pretrained(made)
+    clip(made)
     return str(made)
 
 

@@ -50,6 +50,22 @@ def _text_config() -> Any:
     )
 
 
+def clip(folder: Path) -> None:
+    """Pictures of 16 x 16 and captions of 8 tokens, each in 8 numbers."""
+    words = _tokenizer(folder)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 8}
+    text = sizes | {"vocab_size": len(words), "max_position_embeddings": 8}
+    text |= {"eos_token_id": words.eos_token_id, "bos_token_id": words.bos_token_id}
+    config = transformers.CLIPConfig(
+        vision_config=sizes | {"image_size": 16, "patch_size": 8}, text_config=text
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.CLIPModel(config).save_pretrained(folder)
+    words.save_pretrained(folder)
+
+
 def _vae(**more: Any) -> Any:
     return diffusers.AutoencoderKL(
         **more,

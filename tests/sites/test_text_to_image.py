@@ -31,6 +31,7 @@ from sites import text_to_image
 from tests.data.emoji import fake_drawing, install, many
 from tests.sites.pipelines import (
     captioned,
+    clip,
     stable_diffusion,
     stable_diffusion_3,
     stable_diffusion_xl,
@@ -136,6 +137,12 @@ def test_pictures_and_captions_are_encoded_once(
     again = Trained(config(pipeline, pictures, flip=True), tmp_path)
     assert first.losses == again.losses
     assert set(first.workload.evaluate(first.shard.held_out, 0)) >= {"fd", "fd_floor", "moments"}
+    clip(tmp_path)
+    again.workload.config.eval.features = str(tmp_path)
+    score = again.workload.evaluate(again.shard.held_out, 0)["clip_score"]
+    held_out = again.shard.held_out
+    other = held_out._replace(y=held_out.y.flip(0))
+    assert -100 <= score <= 100 and score != again.workload.evaluate(other, 0)["clip_score"]
 
 
 def test_emoji_are_pictures_with_captions(
