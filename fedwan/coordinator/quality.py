@@ -81,7 +81,12 @@ class Quality:
             kind, version = wire.CoordinatorSignal.EVALUATE, hub.rounds.version
             for site in asked:
                 hub.registry.tell(site, kind, version=version)
+                self.begin(site, version)
         return asked
+
+    def begin(self, site: str, version: int) -> None:
+        """A site measures a version from now on."""
+        self._hub.event("measuring", site, f"{site} measures version {version}")
 
     def take(self) -> None:
         """Keep what has been found since the last call."""

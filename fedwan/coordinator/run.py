@@ -195,6 +195,7 @@ class CoordinatedRun:
             model = await_initial(hub, claim, self._strategy, self.config, self._tidier)
             for fragment in model.fragments:
                 self._version_lines.add(model, fragment)
+            self._quality.begin(hub.registry.opener, 0)
         hub.set_model(model)
         while not rounds.is_done:
             before, version = rounds.progress, rounds.version

@@ -21,7 +21,7 @@ from fedwan.output.records import (
 from fedwan.output.units import bytes_text, number_text
 
 _DECIDED = {"drained": "draining", "ejected": "ejected", "admitted": "admitted"}
-_STATES = {"join": "training", "rejoin": "training", "back": "training"}
+_STATES = {"join": "training", "rejoin": "training", "back": "training", "measuring": "measuring"}
 _STATES |= {"lost": "silent", **_DECIDED}
 _NEWS = {"failed", "lost", "back", "rejoin", "rejected", "paused", "warning", "resume", "finding"}
 _NEWS |= _DECIDED.keys()
@@ -29,6 +29,7 @@ ABSENT = {"expected": "not here yet", "silent": "silent"}
 """States of sites that a run waits for, in words."""
 _GONE = ("draining", "drained", "ejected")
 """Of sites that the operator has let go."""
+_LIVE = ("training", "measuring")
 _MOST_OWN = 8
 """Of a script's own figures."""
 
@@ -67,7 +68,8 @@ class SiteRow:
 
     name: str
     state: str = "expected"
-    """`expected`, `training`, `silent`, `left`, `draining`, `drained`, `ejected` or `admitted`."""
+    """`expected`, `training`, `measuring`, `silent`, `left`, `draining`, `drained`, `ejected` or
+    `admitted`."""
     step: int = 0
     losses: dict[str, float | None] = field(default_factory=dict)
     compute_s: float = 0.0
@@ -132,6 +134,8 @@ class Board:
         """Why the run ended before it was done, if it has."""
         self._paces: list[tuple[float, int]] = []
         """When a step was reached, of the first round that was seen and of the latest."""
+        self._measured_s: float | None = None
+        """How long the latest site took that measured quality."""
         self.news: list[EventRecord] = []
         """Events that a reader should see, oldest first."""
 
@@ -147,6 +151,11 @@ class Board:
             row.take(record, is_now=record.t >= self._since)
         elif isinstance(record, QualityRecord):
             self.quality = record
+            for site in record.site.split(", "):
+                one = self.sites.get(site)
+                if one is not None and one.state == "measuring":
+                    self._measured_s = record.t - one.since
+                    one.state, one.since = "training", record.t
             if record.version == 0:
                 self.fd_untrained = record.numbers.get("fd")
             elif self.config.data.split == "own":
@@ -184,8 +193,12 @@ class Board:
             return "done" if self.is_done else "stopped"
         if not self.is_listening:
             return "starting services"
-        if self.step >= self.config.steps > 0:
-            return "measuring quality"
+        is_over = self.step >= self.config.steps > 0
+        if any(row.state == "measuring" for row in self.sites.values()):
+            if is_over or not self.step:  # between, the others go on
+                return "measuring quality"
+        if is_over:
+            return "ending"
         if waiting and len(waiting) == len(self.sites):
             return "waiting for sites"
         if waiting:
@@ -205,7 +218,7 @@ class Board:
     def _awaited(self) -> list[SiteRow]:
         """Sites that are not there, unless there is a quorum and each contribution is a version."""
         rows = self.sites.values()
-        num_live = sum(row.state == "training" for row in rows)
+        num_live = sum(row.state in _LIVE for row in rows)
         is_on_arrival = sum((0, self.version) in row.versions for row in rows) == 1
         if is_on_arrival and num_live >= (self.config.round.quorum or len(rows)):
             return []
@@ -218,6 +231,13 @@ class Board:
             return None
         (begun, first), (now, last) = self._paces[0], self._paces[-1]
         return max(0, self.config.steps - last) * (now - begun) / (last - first)
+
+    def measuring_left_s(self, now: float) -> float | None:
+        """Seconds of measuring left at `now`, in Unix seconds, if it takes as long as before."""
+        since = [row.since for row in self.sites.values() if row.state == "measuring"]
+        if not since or self._measured_s is None:
+            return None
+        return max(0.0, self._measured_s - (now - max(since)))
 
     @property
     def total(self) -> SiteRow:

@@ -30,7 +30,7 @@ from fedwan.output.units import (
 
 _TICK_S = 0.25
 _PLAIN_EVERY_S = 15.0
-_STATE_STYLES = {"training": "green", "silent": "bold red"}
+_STATE_STYLES = {"training": "green", "measuring": "cyan", "silent": "bold red"}
 _MOST_LOSSES, _LOSS_WIDTH = 4, 7
 
 
@@ -113,10 +113,11 @@ def render_board(board: Board, elapsed_s: float) -> RenderableType:
         (f"{subject(config)} · {config.strategy}", "bold"),
         f" · {sites_text(config.num_sites)} · H = {config.h}",
     )
-    left = board.remaining_s
-    times = f"{duration_text(elapsed_s)} elapsed"
-    if left is not None and not board.is_done:
+    left, times = board.remaining_s, f"{duration_text(elapsed_s)} elapsed"
+    if left and not board.is_done:
         times += f", about {duration_text(left)} left"
+    if (measuring_s := board.measuring_left_s(time.time())) is not None:
+        times += f", of measuring {duration_text(measuring_s)}"
     progress = Table.grid(padding=(0, 2))
     progress.add_row(
         ProgressBar(total=max(1, config.steps), completed=board.step, width=30),
@@ -156,6 +157,6 @@ def _site_table(board: Board) -> Table:
             percent_text(row.utilisation),
             bytes_text(row.bytes_up),
             bytes_text(row.bytes_down),
-            style="" if row.state == "training" else "dim",
+            style="" if row.state in ("training", "measuring") else "dim",
         )
     return table

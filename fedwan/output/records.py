@@ -78,6 +78,8 @@ class QualityRecord:
     step: int
     figures: Mapping[str, Any]
     """`fd`, `fd_floor` and whatever else the workload measures; `seen_through` is a text."""
+    site: str = ""
+    """Who measured; several, with commas, together."""
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -132,7 +134,8 @@ def to_record(row: Mapping[str, Any]) -> Record | None:
         return RoundRecord(**{name: rest[name] for name in rest if name in _ROUND_FIELDS})
     del rest["t"]
     if kind == "quality":
-        return QualityRecord(t, int(rest.pop("version")), int(rest.pop("step")), rest)
+        version, step, site = int(rest.pop("version")), int(rest.pop("step")), rest.pop("site", "")
+        return QualityRecord(t, version, step, rest, str(site))
     if kind == "event" and "text" in rest:
         return EventRecord(t, rest.pop("event"), rest.pop("site"), rest.pop("text"), rest)
     return None

@@ -97,9 +97,17 @@ def test_it_tells_the_phases_of_a_run(board: Board) -> None:
     ):
         board.take(event(name, site))
         assert board.phase == phase
-    for version in (1, 2):
-        board.take(record_of(round_row(version, "s1"), 1.0))
-    assert board.phase == "measuring quality"
+    for version in (0, 1, 2):
+        if version:
+            board.take(record_of(round_row(version, "s1"), 1.0))
+        board.take(event("measuring", "s2"))
+        assert board.phase == ("training" if version == 1 else "measuring quality")
+        assert board.sites["s2"].state == "measuring"
+        row = {"kind": "quality", "version": version, "step": 10 * version, "site": "s2", "fd": 1.0}
+        assert board.measuring_left_s(1.0) == (3.0 if version else None)
+        board.take(record_of(row, 4.0))
+        assert board.sites["s2"].state == "training" and board.measuring_left_s(4.0) is None
+    assert board.phase == "ending"
     board.take(event("done", None))
     assert board.phase == "done"
 
