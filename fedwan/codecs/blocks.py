@@ -43,7 +43,7 @@ _INFINITY = 0x7F80
 """Infinity in bf16, as an integer; below it are zero and the positive finite numbers."""
 
 
-class Part(NamedTuple):
+class Blocks(NamedTuple):
     """Equal blocks of a record: all the full ones, or the short one behind them."""
 
     values: slice  # of the flat tensor
@@ -66,7 +66,7 @@ class Record(NamedTuple):
         codes = num_full * self.code_bytes(self.width) + self.code_bytes(rest)
         return self._scale_bytes(num_values) + codes
 
-    def parts(self, data: Tensor, num_values: int) -> list[Part]:
+    def parts(self, data: Tensor, num_values: int) -> list[Blocks]:
         """Its blocks, which share the memory of `data`, uint8."""
         num_full, rest = divmod(num_values, self.width)
         begin = self._scale_bytes(num_values)
@@ -75,10 +75,10 @@ class Record(NamedTuple):
         end, parts = num_full * self.width, []
         if num_full:
             codes = data[begin:cut].view(num_full, -1)
-            parts.append(Part(slice(0, end), self.width, scales[:num_full], codes))
+            parts.append(Blocks(slice(0, end), self.width, scales[:num_full], codes))
         if rest:
             codes = data[cut:].view(1, -1)
-            parts.append(Part(slice(end, num_values), rest, scales[num_full:], codes))
+            parts.append(Blocks(slice(end, num_values), rest, scales[num_full:], codes))
         return parts
 
     def check(self, data: Tensor, num_values: int) -> None:

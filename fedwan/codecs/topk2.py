@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fedwan.codecs.base import Codec, Coded, is_run, span_values, spans
-from fedwan.codecs.blocks import MIN_SCALE, Part, Record
+from fedwan.codecs.blocks import MIN_SCALE, Blocks, Record
 from fedwan.codecs.payload import Bytes, tensor_from_bytes
 from fedwan.errors import PayloadError
 from fedwan.state import TensorSpec, tensor_bytes
@@ -72,7 +72,7 @@ _RECORD = Record(CHUNK, 2, _body_bytes)
 """Of magnitudes, of the lesser and of the larger values, and of what `_columns` tells apart."""
 
 
-def _columns(part: Part) -> tuple[Tensor, Tensor, Tensor]:
+def _columns(part: Blocks) -> tuple[Tensor, Tensor, Tensor]:
     """Upper parts of k indices, k / 4 bytes a chunk, their lower 6 bits, 3 k / 4, and codes, k / 4.
 
     A code is 1 for the larger magnitude, and 2 for a minus.
@@ -152,7 +152,7 @@ def _encode(value: Tensor, residual: Tensor | None, beta: float) -> tuple[Tensor
     return record, owed
 
 
-def _encode_rows(chunks: Tensor, part: Part, rows: slice) -> None:
+def _encode_rows(chunks: Tensor, part: Blocks, rows: slice) -> None:
     """Write these chunks' part of the record, and take what was sent out of them."""
     found, where = _largest_in_spans(chunks)
     magnitudes, is_large = _two_magnitudes(found)

@@ -20,6 +20,7 @@ from typing import Any, cast
 from fedwan.app import complete, load_strategy, sources
 from fedwan.codecs import Reading
 from fedwan.config import COMMAND, MASKED, Config, site_names
+from fedwan.coordinator.evaluator import Evaluator
 from fedwan.coordinator.federation import CoordinatorRounds
 from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.mask_keys import Masking
@@ -28,7 +29,6 @@ from fedwan.coordinator.mergers import AnyMerger, Mergers
 from fedwan.coordinator.model import GlobalModel, find_checkpoint
 from fedwan.coordinator.opening import await_agreement, await_initial, heed_stop
 from fedwan.coordinator.past import Past
-from fedwan.coordinator.quality import Quality
 from fedwan.coordinator.records import RoundRows, Totals, VersionLines, contribution_row
 from fedwan.coordinator.servicer import Servicer
 from fedwan.coordinator.site_privacy import SitePrivacy
@@ -195,7 +195,7 @@ class CoordinatedRun:
             model = await_initial(hub, claim, self._strategy, self.config, self._tidier)
             for fragment in model.fragments:
                 self._version_lines.add(model, fragment)
-            self._quality.begin(hub.registry.opener, 0)
+            self._evaluator.begin(hub.registry.opener, 0)
         hub.set_model(model)
         while not rounds.is_done:
             before, version = rounds.progress, rounds.version
@@ -203,7 +203,7 @@ class CoordinatedRun:
                 self._round(model, rounds)
             self._after_version(model, before)
         deadline_s = time.monotonic() + patience_s
-        while self._quality.wants(model.version) and time.monotonic() < deadline_s:
+        while self._evaluator.wants(model.version) and time.monotonic() < deadline_s:
             with hub.changed:
                 hub.tick()
             self._look_round()
@@ -251,8 +251,8 @@ class CoordinatedRun:
         self.hub.rejected = self.totals.rejected
         self._saved = (rounds.version, list(rounds.versions))
         self._rows = RoundRows(self._record, untold=_untold(strategy))
-        self._quality = Quality(config, self.hub, self.totals, self._record, self._on_samples)
-        self._quality.note(rounds.version, rounds.run_step)
+        self._evaluator = Evaluator(config, self.hub, self.totals, self._record, self._on_samples)
+        self._evaluator.note(rounds.version, rounds.run_step)
         spool = self._folder / "spool"
         intake = Intake(layout, fragments, strategy.up, spool, self._part)
         # Gradients vary fiftyfold from step to step, deltas of unequal numbers of steps with these.
@@ -310,7 +310,7 @@ class CoordinatedRun:
         if self._privacy:
             self.checkpoint(model)  # what was sent out must count, and not come a second time
         hub.publish(payload, is_own=model.takes_over)
-        self._quality.note(rounds.version, rounds.run_step)
+        self._evaluator.note(rounds.version, rounds.run_step)
         round_s = time.monotonic() - began_s
         self._rows.add(round_, samples, before, rounds.run_step, round_s)
         self._look_round()
@@ -366,7 +366,7 @@ class CoordinatedRun:
     def _look_round(self) -> None:
         """Notice sites that fell silent, reports of quality, and that the run is to stop."""
         self.hub.notice()
-        self._quality.take()
+        self._evaluator.take()
         heed_stop(self.hub)
 
     def _absence(self, round_: Round[Contribution]) -> UserError | RunStopped:
@@ -421,7 +421,7 @@ class CoordinatedRun:
         if rounds.is_done or _crosses(
             -(-(config.eval.every or 0) // self._strategy.h), before, now
         ):
-            self._quality.ask()
+            self._evaluator.ask()
         if not self._privacy and _crosses(config.checkpoint.every, before, now):
             self.checkpoint(model)
 

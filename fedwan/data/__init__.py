@@ -2,13 +2,13 @@
 
 from fedwan.data.loader import InMemory, Loader, first_leaf
 from fedwan.data.shard import Shard, check_files, dataset_of, held_out_of, open_shard
-from fedwan.data.sources import Source, data_at_site, find_source, num_labels, source_of
+from fedwan.data.sources import DataSource, data_at_site, find_source, num_labels, source_of
 
 __all__ = [
     "InMemory",
     "Loader",
     "Shard",
-    "Source",
+    "DataSource",
     "check_files",
     "data_at_site",
     "dataset_of",

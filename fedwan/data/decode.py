@@ -21,7 +21,7 @@ class BadPicture(Exception):
     """What is wrong with an image, as the end of a line that begins with its name."""
 
 
-class Transform(NamedTuple):
+class Resize(NamedTuple):
     """What is made of an image: the square in its middle, or of pairs both halves, resized."""
 
     size: int

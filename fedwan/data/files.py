@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from fedwan.config import DataConfig
-from fedwan.data.decode import BadPicture, Transform
+from fedwan.data.decode import BadPicture, Resize
 from fedwan.data.listing import listing
 from fedwan.data.sources import PAIRS, parse_classes, source_of, split_indices
 from fedwan.errors import ConfigError
@@ -56,7 +56,7 @@ class Files:
     keys: tuple[str, ...]
     """A name for each row, the same wherever the same data lie."""
     classes: tuple[str, ...]
-    transform: Transform
+    transform: Resize
     are_files: bool
     """Whether keys are paths below the folder."""
 
@@ -231,12 +231,12 @@ def open_files(config: DataConfig, captions: bool = False) -> Files:
             "site may name its own (docs/data.md)"
         )
     size, pairs = source_of(config).shape[-1], config.name in PAIRS
-    transform = Transform(size, pairs, config.name == "pairs_b_to_a")
+    transform = Resize(size, pairs, config.name == "pairs_b_to_a")
     return _open(config.name, Path(config.path), config.classes, transform, captions)
 
 
 @lru_cache(maxsize=1)
-def _open(name: str, folder: Path, classes: str, transform: Transform, captions: bool) -> Files:
+def _open(name: str, folder: Path, classes: str, transform: Resize, captions: bool) -> Files:
     """Once per process: a workload may ask for held-out inputs again and again."""
     named = parse_classes(classes)
     rows, keys, are_files = listing(name, folder, bool(named), captions)

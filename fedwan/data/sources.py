@@ -37,7 +37,7 @@ _MAX_DRAWS = 100  # of a Dirichlet split that leaves some site empty-handed
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """A data set: one that comes with fedwan and is held in memory, or one of files."""
 
     name: str
@@ -81,19 +81,19 @@ class Source:
 SOURCES = {
     source.name: source
     for source in (
-        Source("digits", (1, 8, 8), 10, cache(toys.load_digits)),
-        Source("ring8", (2,), 8, cache(toys.draw_ring8), toys.ring8),
-        Source(
+        DataSource("digits", (1, 8, 8), 10, cache(toys.load_digits)),
+        DataSource("ring8", (2,), 8, cache(toys.draw_ring8), toys.ring8),
+        DataSource(
             *("emoji", (3, 32, 32), len(toys.GROUPS), cache(toys.load_emoji)),
             sizes=range(16, 129),
             captions=toys.emoji_names,
         ),
-        Source("photo_edges", (4, 32, 32), 5, cache(toys.load_photo_edges), inputs=1),
+        DataSource("photo_edges", (4, 32, 32), 5, cache(toys.load_photo_edges), inputs=1),
     )
 }
 
 
-def find_source(name: str, size: int = 0) -> Source:
+def find_source(name: str, size: int = 0) -> DataSource:
     """The data set called `name` that comes with fedwan; a `ConfigError` if there is none.
 
     With pictures of `size` pixels a side, where it has several sizes.
@@ -112,14 +112,16 @@ def find_source(name: str, size: int = 0) -> Source:
     return dataclasses.replace(source, shape=shape, read=read)
 
 
-def source_of(config: DataConfig) -> Source:
+def source_of(config: DataConfig) -> DataSource:
     """What is known of the data set that a configuration names, without reading it."""
     if config.name not in FILE_NAMES:
         return find_source(config.name, config.size)
     pairs, num_classes = config.name in PAIRS, max(1, len(parse_classes(config.classes)))
     size, inputs = config.size or (256 if pairs else 64), 3 if pairs else 0
     sizes = range(32, 1025) if pairs else range(0)
-    return Source(config.name, (3 + inputs, size, size), num_classes, sizes=sizes, inputs=inputs)
+    return DataSource(
+        config.name, (3 + inputs, size, size), num_classes, sizes=sizes, inputs=inputs
+    )
 
 
 def parse_classes(text: str) -> tuple[str, ...]:

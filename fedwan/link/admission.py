@@ -32,7 +32,7 @@ def read_lists(data: bytes) -> list[x509.CertificateRevocationList]:
     return [x509.load_pem_x509_crl(part + _END_OF_LIST) for part in parts]
 
 
-class Files:
+class IdentityFiles:
     """Files of an identity folder, any of which may be replaced."""
 
     def __init__(self, folder: Path, *names: str) -> None:
@@ -97,7 +97,7 @@ class Admission:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = Lock()
-        self._files = Files(folder, "crl.pem", "ca.crt")
+        self._files = IdentityFiles(folder, "crl.pem", "ca.crt")
         self._lists = _read_lists(folder)
         self._has_warned = False
         self._gone_s = 0.0
@@ -178,7 +178,7 @@ class Renewable:
 
     def __init__(self, identity: Identity) -> None:
         self.identity = identity
-        self._files = Files(identity.folder, *FILES)
+        self._files = IdentityFiles(identity.folder, *FILES)
         self._lock = Lock()
 
     def renew(self) -> bool:

@@ -66,7 +66,7 @@ class _Line:
 
 
 @dataclass(slots=True)
-class _Flight:
+class _Sent:
     """A contribution on its way up, or the update that answers it on its way down.
 
     The coordinator hears at `asks_at_s` that the update is wanted, has checked the contribution at
@@ -91,7 +91,7 @@ class _Site:
         self._marks: list[float] = []
         run.course.marks.append(self._marks)
         self._step = 0
-        self._flights: deque[_Flight] = deque()
+        self._flights: deque[_Sent] = deque()
         self._departures = deque(run.departures())
         self._encoder_free_at_s = 0.0
         self._is_waiting = False
@@ -148,13 +148,13 @@ class _Site:
         run.course.bytes_up += load.up_bytes
         whole_s = max(arrives_s, coded_s + self._rtt_s / 2) + load.check_s
         tau = min(run.tau, run.fragments[key.fragment].steps(run.h) - 1)
-        flight = _Flight(key, self._step + tau, leaves_s + self._rtt_s / 2, whole_s)
+        flight = _Sent(key, self._step + tau, leaves_s + self._rtt_s / 2, whole_s)
         self._flights.append(flight)
         run.at(whole_s, run.arrive, key)
         self.ask(flight)
         return now_s
 
-    def ask(self, flight: _Flight) -> None:
+    def ask(self, flight: _Sent) -> None:
         """Want the update that a contribution goes into; it comes now, or once it is out."""
         run, fragment, version = self._run, flight.key.fragment, flight.key.version + 1
         answer, update = run.rounds.answer(self.name, fragment, version)
@@ -205,7 +205,7 @@ class VirtualRun:
         work = wire.Work(steps=self.h, samples=self.h)
         self._sent = [_Payload(load.up_bytes, work) for load in self.loads]
         self._updates = [_Payload(load.down_bytes, work) for load in self.loads]
-        self.waiting: dict[tuple[int, int], list[tuple[_Site, _Flight]]] = {}
+        self.waiting: dict[tuple[int, int], list[tuple[_Site, _Sent]]] = {}
         self._free_at_s = 0.0  # when all merging so far is done
 
     def at(self, moment_s: float, call: Callable[..., None], *args: Any) -> None:

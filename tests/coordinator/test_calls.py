@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from fedwan.codecs import Payload
-from fedwan.coordinator.quality import find
+from fedwan.coordinator.evaluator import find
 from fedwan.errors import FedwanError
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.registry import KEPT_SESSIONS

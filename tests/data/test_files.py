@@ -18,7 +18,7 @@ from PIL import Image
 
 from fedwan.config import DataConfig
 from fedwan.data import files, open_shard
-from fedwan.data.decode import BadPicture, Transform
+from fedwan.data.decode import BadPicture, Resize
 from fedwan.data.files import hold_out, open_files
 from fedwan.errors import ConfigError
 from fedwan.metrics import measure_quality, num_generated
@@ -97,7 +97,7 @@ def test_every_format_gives_its_pictures_with_the_run_s_classes_and_resumes_to_t
     assert seen.x.abs().max() <= 1 and seen.x.dtype == torch.float32
     assert not bits(seen.x) & bits(shard.held_out.x)
     # A crop's class is its number's parity in every format.
-    means = torch.stack([Transform(16).apply(encoded(n, "png")).mean() for n in range(NUM)])
+    means = torch.stack([Resize(16).apply(encoded(n, "png")).mean() for n in range(NUM)])
     for x, y in zip(seen.x, seen.y, strict=True):
         assert int((means - x.mean()).abs().argmin()) % 2 == int(y)
     first, again = stream_of(shard), stream_of(shard)
@@ -213,7 +213,7 @@ def test_where_captions_are_wanted_each_picture_has_a_text(tmp_path: Path) -> No
 def test_pairs_are_read_in_both_directions_and_cut_before_they_are_resized(tmp_path: Path) -> None:
     pixels = np.zeros((20, 64, 3), np.uint8)
     pixels[:, 32:] = 255
-    x = Transform(32, pairs=True).apply(saved(Image.fromarray(pixels)))
+    x = Resize(32, pairs=True).apply(saved(Image.fromarray(pixels)))
     assert (x[:3] == -1).all() and (x[3:] == 1).all()
     write_folder(tmp_path, range(10))
     there, back = (
@@ -337,14 +337,14 @@ def saved(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 def test_the_middle_square_is_turned_and_resized_to_values_between_minus_one_and_one() -> None:
     pixels = np.zeros((16, 32, 3), np.uint8)
     pixels[:, 8:24] = (255, 0, 51)
-    x = Transform(8).apply(saved(Image.fromarray(pixels)))
+    x = Resize(8).apply(saved(Image.fromarray(pixels)))
     assert x.shape == (3, 8, 8) and x.dtype == torch.float32
     assert torch.allclose(x[:, 4, 4], torch.tensor([1.0, -1.0, -0.6]))
     assert torch.equal(x.amin((1, 2)), x.amax((1, 2))), "nothing but the square"
     pixels[:8], pixels[8:] = 255, 0
     exif = Image.Exif()
     exif[0x0112] = 3  # upside down
-    x = Transform(8).apply(saved(Image.fromarray(pixels), exif=exif))
+    x = Resize(8).apply(saved(Image.fromarray(pixels), exif=exif))
     assert float(x[0, 0, 0]) == -1 and float(x[0, 7, 0]) == 1
 
 
@@ -353,8 +353,8 @@ GREYS = np.linspace(0, 255, 64).round().reshape(8, 8).astype(np.uint8)
 
 @pytest.mark.parametrize("values", [GREYS.astype(np.uint16) * 257, GREYS.astype(">u2") * 257])
 def test_greys_of_16_bits_are_those_of_8(values: np.ndarray) -> None:
-    expected = Transform(4).apply(saved(Image.fromarray(GREYS)))
-    assert torch.equal(Transform(4).apply(saved(Image.fromarray(values), "TIFF")), expected)
+    expected = Resize(4).apply(saved(Image.fromarray(GREYS)))
+    assert torch.equal(Resize(4).apply(saved(Image.fromarray(values), "TIFF")), expected)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB"])
@@ -367,20 +367,20 @@ def test_transparent_pixels_are_white(mode: str) -> None:
         data = saved(Image.fromarray(pixels[..., :3].copy()), transparency=(7, 7, 7))
     else:
         data = saved(image.quantize() if mode == "P" else image.convert(mode))
-    x = Transform(8).apply(data)
+    x = Resize(8).apply(data)
     assert (x[:, :4] == -1).all() and (x[:, 4:] == 1).all()
 
 
 @pytest.mark.parametrize(
     ("data", "transform", "text"),
     [
-        (b"no image", Transform(8), "cannot be read as an image; remove it"),
-        (encoded(0, "png")[:300], Transform(8), r"cannot be read as an image \(.*; remove it"),
-        (encoded(0, "jpeg"), Transform(64), "is 48 x 40 pixels, smaller than data.size = 64"),
-        (saved(Image.new("RGB", (7, 4))), Transform(8, pairs=True), "is 7 pixels wide, which two"),
-        (saved(Image.new("F", (8, 8), 0.5), "TIFF"), Transform(8), "mode 'F', numbers whose black"),
+        (b"no image", Resize(8), "cannot be read as an image; remove it"),
+        (encoded(0, "png")[:300], Resize(8), r"cannot be read as an image \(.*; remove it"),
+        (encoded(0, "jpeg"), Resize(64), "is 48 x 40 pixels, smaller than data.size = 64"),
+        (saved(Image.new("RGB", (7, 4))), Resize(8, pairs=True), "is 7 pixels wide, which two"),
+        (saved(Image.new("F", (8, 8), 0.5), "TIFF"), Resize(8), "mode 'F', numbers whose black"),
     ],
 )
-def test_what_is_no_such_picture_is_told(data: bytes, transform: Transform, text: str) -> None:
+def test_what_is_no_such_picture_is_told(data: bytes, transform: Resize, text: str) -> None:
     with pytest.raises(BadPicture, match=text):
         transform.apply(data)

@@ -32,7 +32,7 @@ PAST_VERSIONS = 1000
 """Versions whose place in the run is remembered, for reports of quality that come later."""
 
 
-class Finding(NamedTuple):
+class Evaluated(NamedTuple):
     """The quality of a version."""
 
     sites: tuple[str, ...]
@@ -47,7 +47,7 @@ class Finding(NamedTuple):
     """Why figures are not those of all data together."""
 
 
-class Quality:
+class Evaluator:
     """Has the average of the weights measured, and keeps what was found."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Quality:
         self._record = record
         self._on_samples = on_samples
         self._steps: dict[int, int] = {}
-        self._latest: Finding | None = None
+        self._latest: Evaluated | None = None
 
     def note(self, version: int, step: int) -> None:
         """Where in the run a version is."""
@@ -105,7 +105,7 @@ class Quality:
             # Else what all of them answered was refused.
             return not hub.evaluation.is_idle(live) or bool(self.ask()) or not live
 
-    def _keep(self, finding: Finding) -> None:
+    def _keep(self, finding: Evaluated) -> None:
         sites, version, figures, samples, evaluation_s, complaint = finding
         self._totals.evaluation_s += evaluation_s
         site = ", ".join(sites)
@@ -129,11 +129,11 @@ class Quality:
         self._record(figures | {"kind": "quality", "version": version, "step": step, "site": site})
 
 
-def find(reports: Mapping[str, Report]) -> Finding:
+def find(reports: Mapping[str, Report]) -> Evaluated:
     """What sites found, in the order of their names."""
     if len(reports) == 1:
         ((site, report),) = reports.items()
-        return Finding((site,), *report)
+        return Evaluated((site,), *report)
     # Imported here: feature networks and data sets come with it, which other runs do without.
     from fedwan.metrics.distances import merge_comparisons, unpack_comparisons
 
@@ -150,7 +150,7 @@ def find(reports: Mapping[str, Report]) -> Finding:
     drawn = next((site for site in sites if "generated" in shown[site]), sites[0])
     version = max(report.version for report in reports.values())
     longest_s = max(report.evaluation_s for report in reports.values())
-    return Finding(sites, version, figures, reports[drawn].samples, longest_s, complaint)
+    return Evaluated(sites, version, figures, reports[drawn].samples, longest_s, complaint)
 
 
 def seen_through(config: Config, figures: Mapping[str, Any]) -> str:
@@ -163,7 +163,7 @@ def seen_through(config: Config, figures: Mapping[str, Any]) -> str:
     return "own classifier" if "histogram" in figures else "random features"
 
 
-def disagreement(one: Finding, other: Finding) -> str:
+def disagreement(one: Evaluated, other: Evaluated) -> str:
     """What to tell of two sites that measured the same weights on the same data; or nothing."""
     if math.isclose(_fd(one), _fd(other), rel_tol=TOLERANCE):
         return ""
@@ -176,7 +176,7 @@ def disagreement(one: Finding, other: Finding) -> str:
     )
 
 
-def _fd(finding: Finding) -> float:
+def _fd(finding: Evaluated) -> float:
     """The larger the worse."""
     fd = finding.figures.get("fd", 0.0)
     return fd if math.isfinite(fd) else math.inf

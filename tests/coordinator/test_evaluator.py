@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedwan.config import Config, EvalConfig
-from fedwan.coordinator.quality import Finding, find, seen_through
+from fedwan.coordinator.evaluator import Evaluated, find, seen_through
 from fedwan.metrics.distances import compare, merge_comparisons, pack_comparisons
 from fedwan.protocol.evaluation import Evaluation
 from fedwan.protocol.limits import Report
@@ -31,7 +31,7 @@ def own(version: int, seed: int, fd: float = 1.0, **others: object) -> Report:
     return report(version, fd, pack_comparisons([compare(*parts(seed))]), **others)
 
 
-def findings(evaluation: Evaluation, live: list[str]) -> list[Finding]:
+def findings(evaluation: Evaluation, live: list[str]) -> list[Evaluated]:
     return [find(reports) for reports in evaluation.found(live)]
 
 
