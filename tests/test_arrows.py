@@ -47,6 +47,13 @@ def test_arrows_point_from_recipes_to_the_library(start: str, forbidden: set[str
     assert found and not [path for path in found if packages_of(path) & forbidden]
 
 
+def test_the_protocol_has_neither_io_nor_threads_nor_a_clock() -> None:
+    inside = [path for path in SOURCES if path.as_posix().startswith("fedwan/protocol/")]
+    outside = {"asyncio", "concurrent", "os", "pathlib", "queue", "select", "shutil", "socket"}
+    outside |= {"ssl", "subprocess", "tempfile", "threading", "time", "cryptography", "grpc"}
+    assert inside and not [path for path in inside if packages_of(path) & outside]
+
+
 def test_flower_stays_in_its_room() -> None:
     others = [path for path in SOURCES if not path.as_posix().startswith(FLOWER_ROOMS)]
     assert not [path for path in others if "flwr" in packages_of(path)]

@@ -19,13 +19,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from cryptography import x509
 
 from fedwan.codecs import Codec, fp32
 from fedwan.codecs.payload import Source
 from fedwan.errors import FedwanError, PayloadError
 from fedwan.fragments import Fragment, whole
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Proof
 from fedwan.link.buffer import Buffer, FileBuffer, UploadReception
+from fedwan.link.tls import has_signed
 from fedwan.protocol.gate import LARGEST_COUNTER
 from fedwan.protocol.round import Key
 from fedwan.state import Layout, Role, network_of
@@ -210,3 +213,11 @@ def inspect(payload: Source, layout: Layout, codec: Codec) -> Measures:
         {network: math.sqrt(square) for network, square in squares.items()},
         {what: v if what.endswith("counter") else math.sqrt(v) for what, v in buffers.items()},
     )
+
+
+def check_proof(proof: Proof, said: bytes) -> None:
+    """Refuse a contribution that its site has not signed, by a `PayloadError`."""
+    certificate = x509.load_pem_x509_certificate(proof.certificate)
+    if not has_signed(certificate, proof.signature, said):
+        what = "is not by the key of its certificate" if proof.signature else "is missing"
+        raise PayloadError(f"its signature {what}; install the same fedwan on both sides")

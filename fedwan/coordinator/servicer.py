@@ -10,20 +10,21 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
+from queue import SimpleQueue
 from typing import Concatenate, ParamSpec, TypeVar
 
 from google.protobuf.message import Message
 
 from fedwan.codecs import Payload
 from fedwan.coordinator.federation import Federation
-from fedwan.coordinator.intake import Contribution, Measures, Upload
+from fedwan.coordinator.intake import Contribution, Measures, Upload, check_proof
 from fedwan.errors import PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Proof, Signals
 from fedwan.link.buffer import Buffer, FileBuffer, UploadReception
 from fedwan.output.records import SPENT
 from fedwan.protocol.agreement import Claim
-from fedwan.protocol.evidence import check_proof, statement_of
+from fedwan.protocol.evidence import statement_of
 from fedwan.protocol.gate import overcounted
 from fedwan.protocol.limits import bound, read_report
 from fedwan.protocol.round import Key
@@ -120,10 +121,11 @@ class Servicer(Federation):
 
     def attach(self, site: str, session: str) -> Signals:
         """See `Hub`."""
+        signals: Signals = SimpleQueue()
         with self.changed:
-            signals = self.registry.attach(site, session, time.monotonic())
+            self.registry.attach(site, session, signals, time.monotonic())
             self._note_back(site)
-            return signals
+        return signals
 
     def _note_back(self, site: str) -> None:
         """A process that has joined goes on: the Join was none of a dead one that came late."""

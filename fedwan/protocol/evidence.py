@@ -6,12 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from cryptography import x509
-
-from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.base import Proof
-from fedwan.link.tls import has_signed
 from fedwan.protocol.round import Key
 from fedwan.protocol.unmasking import digest_of
 
@@ -44,11 +39,3 @@ def statement_of(header: wire.UploadHeader, site: str, payload: str) -> bytes:
     bundle = header.bundle if header.HasField("bundle") else None
     key = Key(header.fragment, header.version, site)
     return statement(header.run_id, fields_of(key, payload, header.work, bundle))
-
-
-def check_proof(proof: Proof, said: bytes) -> None:
-    """Refuse a contribution that its site has not signed."""
-    certificate = x509.load_pem_x509_certificate(proof.certificate)
-    if not has_signed(certificate, proof.signature, said):
-        what = "is not by the key of its certificate" if proof.signature else "is missing"
-        raise PayloadError(f"its signature {what}; install the same fedwan on both sides")

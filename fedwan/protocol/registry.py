@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
-from typing import Literal
+from typing import Literal, Protocol
 
 from fedwan.errors import FedwanError, PayloadError, SessionLost, SiteDrained, SiteEjected
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.base import Signals
 
 KEPT_SESSIONS = 64
 """Of each site, that are remembered: no network holds a call back for so many of its starts."""
@@ -29,6 +27,13 @@ DECIDED: dict[Verb, str] = {"admit": "admitted", "drain": "drained", "eject": "e
 """The event that tells of it."""
 
 
+class Outbox(Protocol):
+    """Takes what is said to a site, and sends it in that order."""
+
+    def put(self, signal: wire.CoordinatorSignal, /) -> object:
+        """The next one."""
+
+
 @dataclass
 class SiteEntry:
     """What the coordinator knows of one site."""
@@ -39,8 +44,8 @@ class SiteEntry:
     replaced: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_SESSIONS))
     """Sessions that another one has replaced: a Join of theirs that the network held back is late,
     and what it says of checkpoints is not true any more."""
-    signals: Signals = field(default_factory=SimpleQueue)
-    """Of its present Control stream."""
+    outbox: Outbox | None = None
+    """Of its present process's Control stream; None before there is one."""
     owed: dict[int, wire.CoordinatorSignal] = field(default_factory=dict)
     """By kind, what was said and not yet acted on: said again on every new Control stream, since a
     stream that breaks may swallow it."""
@@ -105,11 +110,12 @@ class Registry:
         self.settle(name, wire.CoordinatorSignal.SEND_INITIAL)  # Welcome says it
         if site.session == session:
             return False
-        site.signals.put(wire.CoordinatorSignal(kind=wire.CoordinatorSignal.GONE, text=text))
+        if site.outbox is not None:
+            site.outbox.put(wire.CoordinatorSignal(kind=wire.CoordinatorSignal.GONE, text=text))
         site.replaced.append(site.session)
         site.session = session
         site.joined_s = now_s
-        site.signals = SimpleQueue()
+        site.outbox = None
         site.joins += 1
         self.rejoins += site.joins > 1
         return True
@@ -124,14 +130,13 @@ class Registry:
             raise SessionLost(f"this session of {name} was replaced or never joined; join again")
         return site
 
-    def attach(self, name: str, session: str, now_s: float) -> Signals:
-        """The signals for a session's new Control stream; an older stream gets no more."""
+    def attach(self, name: str, session: str, outbox: Outbox, now_s: float) -> None:
+        """What is said goes to a session's new Control stream; an older stream gets no more."""
         site = self.find(name, session)
-        site.signals = SimpleQueue()
+        site.outbox = outbox
         for signal in site.owed.values():
-            site.signals.put(signal)
+            outbox.put(signal)
         self.hear(name, session, 0, now_s)
-        return site.signals
 
     def hear(self, name: str, session: str, step: int, now_s: float) -> bool:
         """A heartbeat; False if it comes from a session that another one has replaced."""
@@ -295,8 +300,10 @@ class Registry:
         """Say something to a site, until `settle` says that it was acted on."""
         of = wire.CoordinatorSignal
         signal = of(kind=kind, text=text, is_complete=is_complete, version=version)
-        self.sites[name].owed[kind] = signal
-        self.sites[name].signals.put(signal)
+        site = self.sites[name]
+        site.owed[kind] = signal
+        if site.outbox is not None:
+            site.outbox.put(signal)
 
     def answer(self, name: str, version: int) -> bool:
         """Take a report on a version; False if it was heard before.

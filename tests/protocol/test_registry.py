@@ -21,6 +21,11 @@ def registry() -> Registry:
     return registry
 
 
+def attach(registry: Registry, name: str, session: str) -> Signals:
+    registry.attach(name, session, signals := Signals(), 0.0)
+    return signals
+
+
 def kinds(signals: Signals) -> list[int]:
     found = []
     while True:
@@ -57,9 +62,9 @@ def test_a_late_join_of_a_replaced_session_does_not_put_the_present_one_out(
     registry: Registry,
 ) -> None:
     assert not registry.admit("s1", "a", 0.0), "asked twice"
-    signals = registry.attach("s1", "a", 0.0)
+    signals = attach(registry, "s1", "a")
     registry.admit("s1", "b", 0.0)
-    assert kinds(signals) == [Signal.GONE] and kinds(registry.attach("s1", "b", 0.0)) == []
+    assert kinds(signals) == [Signal.GONE] and kinds(attach(registry, "s1", "b")) == []
     with pytest.raises(SessionLost, match="another process of s1 has joined"):
         registry.admit("s1", "a", 1.0)
     assert registry.sites["s1"].session == "b" and registry.rejoins == 1
@@ -70,14 +75,14 @@ def test_a_late_join_of_a_replaced_session_does_not_put_the_present_one_out(
 
 def test_a_signal_is_said_again_on_each_new_stream_until_it_is_settled(registry: Registry) -> None:
     registry.tell("s1", Signal.EVALUATE)
-    assert kinds(registry.attach("s1", "a", 0.0)) == [Signal.EVALUATE]
-    second = registry.attach("s1", "a", 0.0)
+    assert kinds(attach(registry, "s1", "a")) == [Signal.EVALUATE]
+    second = attach(registry, "s1", "a")
     registry.tell("s1", Signal.STOP, "over")
     assert kinds(second) == [Signal.EVALUATE, Signal.STOP]
     for _ in range(2):
         registry.settle("s1", Signal.EVALUATE)
     registry.admit("s1", "b", 0.0)
-    assert kinds(registry.attach("s1", "b", 0.0)) == [Signal.STOP]
+    assert kinds(attach(registry, "s1", "b")) == [Signal.STOP]
 
 
 def test_a_late_join_of_a_session_that_has_left_does_not_bring_it_back(registry: Registry) -> None:
@@ -90,10 +95,10 @@ def test_a_late_join_of_a_session_that_has_left_does_not_bring_it_back(registry:
 
 def test_only_the_present_session_attaches(registry: Registry) -> None:
     with pytest.raises(SessionLost, match="this session of s1 was replaced"):
-        registry.attach("s1", "other", 0.0)
+        attach(registry, "s1", "other")
     for name in ("s2", "stranger"):
         with pytest.raises(SessionLost, match="has not joined this run"):
-            registry.attach(name, "", 0.0)
+            attach(registry, name, "")
         assert not registry.hear(name, "x", 1, 0.0)
         registry.drop(name, "x")
 
@@ -103,7 +108,7 @@ def test_another_site_sends_the_first_weights_where_the_first_to_join_is_lost(
 ) -> None:
     registry.admit("s2", "b", 0.0)
     assert registry.first == "s1"
-    signals = registry.attach("s2", "b", 0.0)
+    signals = attach(registry, "s2", "b")
     registry.replace_first([], 0.0)
     assert registry.first == "s1" and kinds(signals) == []
     registry.replace_first(["s1"], 0.0)
@@ -114,4 +119,4 @@ def test_another_site_sends_the_first_weights_where_the_first_to_join_is_lost(
     assert registry.first == "s2"
     # Once it joins anew, Welcome says it.
     registry.admit("s2", "c", 0.0)
-    assert kinds(registry.attach("s2", "c", 0.0)) == []
+    assert kinds(attach(registry, "s2", "c")) == []
