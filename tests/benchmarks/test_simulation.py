@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 import fedwan
+from benchmarks import simulation
 from benchmarks.seeded import faults
 from benchmarks.seeded.bugs import planted
-from benchmarks.seeded.world import simulate_seed
+from benchmarks.seeded.world import Report, simulate_seed
+from benchmarks.simulation import shrink
+from fedwan.app import installed_app
+from fedwan.errors import UserError
 
 NUM_SEEDS = 300
 pytestmark = pytest.mark.usefixtures("usual_times")  # what seeds meet hangs on them
@@ -18,8 +22,10 @@ pytestmark = pytest.mark.usefixtures("usual_times")  # what seeds meet hangs on 
 
 def _first_seed() -> int:
     digest = hashlib.sha256()
-    for path in sorted(Path(fedwan.__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
+    strategies = installed_app() / "strategies"
+    for folder in (Path(fedwan.__file__).parent, strategies, Path(faults.__file__).parent):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.read_bytes())
     return int(digest.hexdigest()[:6], 16)
 
 
@@ -45,7 +51,7 @@ def test_no_fault_breaks_a_run(part: int) -> None:
 def test_a_site_s_newest_checkpoint_may_rot_without_a_trace_in_the_weights(
     scenario: str, seeds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(faults, "KINDS", (faults._rot, faults._kill_site, faults._kill_coordinator))
+    monkeypatch.setattr(faults, "KINDS", (faults.rot, faults.kill_site, faults.kill_coordinator))
     monkeypatch.setattr(faults, "MEAN_PAUSE_S", 20.0)
     reports = [simulate_seed(seed, scenario, faults=20) for seed in seeds]
     assert not [report.violations for report in reports if report.violations]
@@ -65,3 +71,22 @@ def test_a_planted_bug_is_found() -> None:
     simulate_seed(1, "diloco int2")
     with planted("a version is called durable before it is"):
         assert simulate_seed(1, "diloco int2").violations
+
+
+@pytest.mark.slow
+def test_a_failing_seed_is_shrunk(capsys: pytest.CaptureFixture[str]) -> None:
+    simulate_seed(1)
+    with planted("a version is called durable before it is"):
+        row = shrink(1)
+        words = capsys.readouterr().out.split()
+        kinds = words[words.index("--without") + 1].split(",") if "--without" in words else []
+        num = int(words[words.index("--faults") + 1])
+        again = simulate_seed(1, faults=num, without=kinds)
+    assert again.violations and again.faults.total() == row["faults"] < 10
+    assert len(kinds) > 5
+
+
+def test_a_seed_that_does_not_fail_is_not_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulation, "simulate_seed", lambda seed, **_: Report(seed, "diloco"))
+    with pytest.raises(UserError, match="--shrink=3"):
+        shrink(3)
