@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -41,23 +42,23 @@ def cause_faults(world: World, report: Report) -> None:
 
 
 def kinds_of(world: World, seed: int) -> Sequence[Kind]:
-    """A third of the seeds has an operator, too; a quarter loses what nobody makes again."""
+    """A third of the seeds has an operator, too; half lose what nobody makes again, in one way."""
     kinds = KINDS if seed // 8 % 3 else (*KINDS, *[decide] * 2)
     is_masked = world.config.codec.up in MASKED  # whose keys are in a folder, and of all sites
-    return kinds if seed // 24 % 4 or is_masked else (*kinds, *LOSSES)
+    return kinds if seed // 24 % 2 or is_masked else (*kinds, LOSSES[seed // 48 % len(LOSSES)])
 
 
 def kill_site(world: World) -> None:
-    _kill(world, world.sites[world.random.choice(world.names)], "site")
+    _kill(world, world.sites[world.random.choice(world.names)])
 
 
 def kill_coordinator(world: World) -> None:
-    _kill(world, world.coordinator.process, "coordinator")
+    _kill(world, world.coordinator.process)
 
 
-def _kill(world: World, process: Process, role: str) -> None:
+def _kill(world: World, process: Process) -> None:
     if not process.is_dead:
-        world.count(f"killed {role}")
+        world.count("killed coordinator" if process.name == "coordinator" else "killed site")
         world.kernel.kill(process)
 
 
@@ -118,21 +119,35 @@ def rot(world: World) -> None:
 
 
 def lose_folder(world: World) -> None:
-    """A party comes back without its folder once it dies; the coordinator's run begins anew."""
-    world.disk.loss_next.add(world.random.choice(["coordinator", *world.names]))
+    """A party comes back without its folder; after the coordinator's loss the run begins anew."""
+    name = world.random.choice(["coordinator", *world.names])
+    world.disk.loss_next.add(name)
+    _kill(world, world.sites.get(name, world.coordinator.process))
 
 
 def put_back(world: World) -> None:
-    """The coordinator comes back with a checkpoint of long ago once it dies."""
+    """The coordinator comes back with a checkpoint of long ago."""
     world.disk.older_next = True
+    _kill(world, world.coordinator.process)
 
 
 def join_twice(world: World) -> None:
-    """A second process of a site joins, in the same folder, while the first one lives."""
+    """A second process of a site joins while the first one, of a service that died, lives."""
     name = world.random.choice(world.names)
     if not world.sites[name].is_dead:
         world.count("two of one site")
-        world.join_twice(name)
+        world.join_twice(name, name)
+
+
+def join_elsewhere(world: World) -> None:
+    """A second machine joins with a site's identity, and a copy of its folder."""
+    name = world.random.choice(world.names)
+    if not world.sites[name].is_dead and (world.folder / name).exists():
+        world.count("two machines of one site")
+        world.invariants.forget()
+        other = f"{name} elsewhere"
+        shutil.copytree(world.folder / name, world.folder / other, dirs_exist_ok=True)
+        world.join_twice(name, other)
 
 
 def set_clock(world: World) -> None:
@@ -165,5 +180,5 @@ KINDS: tuple[Kind, ...] = (
     join_twice,
     set_clock,
 )
-LOSSES: tuple[Kind, ...] = (lose_folder, put_back, add_site)
+LOSSES: tuple[Kind, ...] = (lose_folder, put_back, add_site, join_elsewhere)
 """After which weights may be others than the undisturbed run's, but the same for all parties."""

@@ -276,7 +276,7 @@ class World:
                 self.violated(f"journal: {found} of a run at {model.versions}")
         return hash_state(model.state)
 
-    def _train(self, name: str, process: Process) -> str | BaseException:
+    def _train(self, name: str, folder: str, process: Process) -> str | BaseException:
         """A process of a site, from its beginning to its end; see `_live`."""
 
         def pause(site: Site) -> None:
@@ -288,7 +288,7 @@ class World:
             self.config,
             self.run_id,
             name,
-            self.folder / name / self.run_id,
+            self.folder / folder / self.run_id,
             partial(SeededLink, self, name, process),
             identity=self._identities.get(name),
         )
@@ -300,11 +300,11 @@ class World:
             self.violated(f"{name}: {type(outcome).__name__}: {outcome}")
         return outcome
 
-    def join_twice(self, name: str) -> None:
-        """Start a second process of a site, which nobody starts again."""
+    def join_twice(self, name: str, folder: str) -> None:
+        """Start a second process of a site in a folder; nobody starts it again."""
         self.invariants.has_died = True  # one of the two will
         self._seconds.append(process := Process(name))
-        train = partial(self._train, name, process)
+        train = partial(self._train, name, folder, process)
         self.kernel.spawn(Process("supervisor"), train, f"second of {name}")
 
     def add_site(self) -> None:
@@ -323,7 +323,7 @@ class World:
         while not self.is_complete:
             coordinator, self.sites[name] = self.coordinator, (process := Process(name))
             self._ended.pop(name, None)  # the coordinator may have lost what it ended with
-            outcome = self._train(name, process)
+            outcome = self._train(name, name, process)
             if isinstance(outcome, str):
                 while not self.is_complete and self.coordinator is coordinator:
                     self.kernel.park(5.0)  # a new coordinator sends everybody a ticket
