@@ -10,7 +10,8 @@ time stands in the row, too.
 A round lasts from one update, when the first site has it, to the next; medians over the rounds that
 count. Processor seconds, bytes (both directions, all sites) and chunks' framing are a round's;
 memory is the peak until the last round's end, and of the coordinator also the peak after that, when
-all sites fetch the whole weights at once, and throw them away as they come. `--quick`: only 4 and 16 sites.
+all sites fetch the whole weights at once, and throw them away as they come.
+`--quick`: only 4 and 16 sites.
 """
 
 from __future__ import annotations

@@ -16,16 +16,25 @@ if TYPE_CHECKING:
 
 
 MEAN_PAUSE_S = 1.0
-"""Between two faults."""
+"""Between two faults of a burst."""
+BURST = (4, 9)
+"""Faults, at least and at most."""
+QUIET_S = 120.0
+"""After a burst, at most, until there is another update: else faults meet nothing but starts."""
 LAST_S = 120.0
 """For which the last faults go on."""
 DAY_S = 86400.0
 
 
 def cause_faults(world: World, report: Report) -> None:
-    """One after the other until there are as many as a report asks for; then calm."""
+    """One burst after the other until there are as many as a report asks for; then calm."""
     kinds = kinds_of(world, report.seed)
+    left = world.random.randint(*BURST)
     while report.faults.total() < report.num_faults:
+        if not left:
+            _await_update(world)
+            left = world.random.randint(*BURST)
+        left -= 1
         world.kernel.park(world.random.expovariate(1 / MEAN_PAUSE_S))
         if world.is_complete:
             return
@@ -39,6 +48,12 @@ def cause_faults(world: World, report: Report) -> None:
     world.disk.crash_next.clear()
     world.disk.loss_next.clear()
     world.disk.older_next = False
+
+
+def _await_update(world: World) -> None:
+    until, present = world.kernel.now + QUIET_S, world.num_updates
+    while world.num_updates == present and world.kernel.now < until and not world.is_complete:
+        world.kernel.park(1.0)
 
 
 def kinds_of(world: World, seed: int) -> Sequence[Kind]:

@@ -131,6 +131,7 @@ class Invariants:
         def observed_publish(payload: Any, *, is_own: bool = False) -> None:
             publish(payload, is_own=is_own)
             versions, sha = tuple(hub.model.versions), hash_state(hub.model.state)
+            self._world.num_updates += 1
             self._world.report.sha[versions] = self._told[versions] = sha
             self._lost[versions[0]] = clone(hub.model._residual)
             self._world.note(f"versions {versions} are {sha[:12]}")

@@ -62,7 +62,7 @@ STRAGGLES = 4
 """One site takes as many times as long, in half of the seeds, and is not level at the end."""
 FAULTS = 50
 """At least, of one seed."""
-LATE_S = 120.0
+LATE_S = 30.0
 """A third of the seeds has a site that joins so much later, at most."""
 MEMORY = Path("/dev/shm")
 
@@ -126,6 +126,7 @@ class World:
         for name in ("coordinator", *self.names) if report.num_faults else ():
             self.kernel.clocks[name] = (clocks.uniform(-DAY_S, DAY_S), 0.0, 0.0)
         self.is_complete = False
+        self.num_updates = 0
         self._ended: dict[str, str] = {}
         self._decided: dict[str, str] = {}
         """What the operator decided last, by site: an event's name."""
