@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import errno
 import json
+import operator
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.seeded.kernel import Process
 from fedwan.coordinator.model import CHECKPOINT, PREVIOUS
 from fedwan.output.journal import DURABLE, JOURNAL
+from fedwan.state import read_tensors_meta
 
 if TYPE_CHECKING:
     from benchmarks.seeded.world import World
@@ -48,8 +50,8 @@ class Disk:
         """Names of processes whose folder is gone once they have died."""
         self.older_next = False
         """Whether the coordinator finds a checkpoint of long ago once it has died."""
-        self._copies: list[bytes] = []
-        """The coordinator's checkpoints of this run, oldest first."""
+        self._copies: list[tuple[Sequence[int], bytes]] = []
+        """The coordinator's checkpoints of this run, oldest first, and their versions."""
 
     def on_death(self, name: str) -> None:
         """A process has died: spoil what it left, as it was to be."""
@@ -59,11 +61,14 @@ class Disk:
             self.loss_next.discard(name)
             self._world.count("folder lost")
             shutil.rmtree(folder)
-            if name == "coordinator":
-                self._copies.clear()
             self._world.invariants.forget(is_back=name == "coordinator")
         if name == "coordinator" and self.older_next:
             self._put_back(folder / "checkpoint")
+
+    def go_on(self, held: Sequence[int]) -> None:
+        """The coordinator begins at these versions, if any: what came after them is made anew."""
+        past = [copy for copy in self._copies if all(map(operator.le, copy[0], held))]
+        self._copies = past if held else []
 
     def _put_back(self, folder: Path) -> None:
         """A checkpoint that was replaced at least two checkpoints ago, the only one now."""
@@ -73,7 +78,7 @@ class Disk:
         self._world.count("older checkpoint")
         del self._copies[self._world.random.randrange(1, len(self._copies) - 1) :]
         (folder / PREVIOUS).unlink(missing_ok=True)
-        (folder / CHECKPOINT).write_bytes(self._copies[-1])
+        (folder / CHECKPOINT).write_bytes(self._copies[-1][1])
         self._world.invariants.forget(is_back=True)
 
     def _rot(self, name: str) -> None:
@@ -107,8 +112,9 @@ class Disk:
             if process in self._renamed:
                 self._effect(self._lose_rename)
                 del self._renamed[process]
-                if path.joinpath(CHECKPOINT).exists():
-                    self._copies.append(path.joinpath(CHECKPOINT).read_bytes())
+                if (kept := path / CHECKPOINT).exists():
+                    versions = read_tensors_meta(kept)["versions"]
+                    self._copies.append((versions, kept.read_bytes()))
                 self._world.invariants.on_durable(process, path)
             return
         if ENDING not in path.name:

@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
 MEAN_PAUSE_S = 1.0
 """Between two faults of a burst."""
+HURRY = 10
+"""How many times as fast faults come where the run is ahead of them."""
 BURST = (4, 9)
 """Faults, at least and at most."""
 QUIET_S = 120.0
 """After a burst, at most, until there is another update: else faults meet nothing but starts."""
+MENDED = 0.7
+"""Share of the paths on which nothing is lost any more after a burst."""
 LAST_S = 120.0
 """For which the last faults go on."""
 DAY_S = 86400.0
@@ -30,12 +34,18 @@ def cause_faults(world: World, report: Report) -> None:
     """One burst after the other until there are as many as a report asks for; then calm."""
     kinds = kinds_of(world, report.seed)
     left = world.random.randint(*BURST)
+
+    def is_late() -> bool:
+        """Whether the run may be over before."""
+        due = report.num_faults * (world.num_updates + 1) / world.num_expected
+        return report.faults.total() < due
+
     while report.faults.total() < report.num_faults:
-        if not left:
+        if not left and not is_late():
             _await_update(world)
             left = world.random.randint(*BURST)
-        left -= 1
-        world.kernel.park(world.random.expovariate(1 / MEAN_PAUSE_S))
+        left = max(0, left - 1)
+        world.kernel.park(world.random.expovariate((HURRY if is_late() else 1) / MEAN_PAUSE_S))
         if world.is_complete:
             return
         kind = world.random.choice(kinds)
@@ -51,9 +61,12 @@ def cause_faults(world: World, report: Report) -> None:
 
 
 def _await_update(world: World) -> None:
+    for path in world.paths.values():
+        if world.random.random() < MENDED:
+            path.mend()
     until, present = world.kernel.now + QUIET_S, world.num_updates
     while world.num_updates == present and world.kernel.now < until and not world.is_complete:
-        world.kernel.park(1.0)
+        world.kernel.park(0.1)
 
 
 def kinds_of(world: World, seed: int) -> Sequence[Kind]:

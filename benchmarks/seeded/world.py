@@ -127,6 +127,7 @@ class World:
             self.kernel.clocks[name] = (clocks.uniform(-DAY_S, DAY_S), 0.0, 0.0)
         self.is_complete = False
         self.num_updates = 0
+        self.num_expected = len(undisturbed) or 1
         self._ended: dict[str, str] = {}
         self._decided: dict[str, str] = {}
         """What the operator decided last, by site: an event's name."""
@@ -263,6 +264,7 @@ class World:
         recorder.write(run.opening())
         self.note(complaint or f"coordinator begins at version {version}")
         self.invariants.begin(run, version, held)
+        self.disk.go_on(held)
         present.hub, present.run = run.hub, run
         try:
             model = run.train()
