@@ -137,6 +137,21 @@ def _stopped(text: str, least_s: float = 1.0, most_s: float = 20.0, **environ: s
     return fault
 
 
+def _while_writing(text: str, **environ: str) -> Fault:
+    """Killed while a checkpoint's temporary file is there; a site's in its own folder."""
+
+    def fault(run: Federation, rng: random.Random) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        process = run.find(rng, text, **environ)
+        of = Path(process.environ()[VARIABLE]).parents[1] if environ else run.out / "checkpoint"
+        while not any(of.rglob(".*.safetensors.*.tmp")) and time.monotonic() < deadline:
+            if not process.is_running():
+                process = run.find(rng, text, **environ)
+        kill(process)
+
+    return fault
+
+
 def _blackout(run: Federation, rng: random.Random) -> None:
     run.inside("ip", "link", "set", "lo", "down")
     time.sleep(rng.uniform(0.5, 20))
@@ -211,6 +226,8 @@ KINDS: dict[str, Fault] = {
     "a site's ClientApp is killed": _killed("flwr-clientapp"),
     "a site's SuperNode is killed": _killed("flower-supernode"),
     "the coordinator is killed": _killed("flwr-serverapp"),
+    "a site's first process is killed while it writes": _while_writing(RECIPE, RANK="0"),
+    "the coordinator is killed while it writes": _while_writing("flwr-serverapp"),
     "SuperLink is killed": _killed("flower-superlink"),
     "Ctrl-C": lambda run, rng: run.child.send_signal(signal.SIGINT),
     "the whole run is killed": lambda run, rng: run.child.kill(),

@@ -4,7 +4,7 @@
 each: `fedwan demo` with all its processes, in a namespace and on a disk of their own. A process is
 killed at random moments, so many an hour. Goodput is the weight of the contributions that were
 merged in a second (1 for H steps), over that of the run that nothing disturbed, counted from the
-third version on. Needs root.
+third version on. Where `quorum` is 3, a round goes on without a site that is late. Needs root.
 `--quick`: two fifths of the time.
 """
 

@@ -9,7 +9,9 @@ time stands in the row, too.
 
 A round lasts from one update, when the first site has it, to the next; medians over the rounds that
 count. Processor seconds, bytes (both directions, all sites) and chunks' framing are a round's;
-memory is the whole run's peak. `--quick`: only 4 and 16 sites.
+memory is the peak until the last round's end, and of the coordinator also the peak after that, when
+all sites fetch the whole weights at once, and throw them away as they come.
+`--quick`: only 4 and 16 sites.
 """
 
 from __future__ import annotations
@@ -30,12 +32,13 @@ from pathlib import Path
 import psutil
 import torch
 
-from benchmarks.harness.fleet import ALL_SITES, COORDINATOR, run_fleet, save_json
+from benchmarks.harness.fleet import ALL_SITES, COORDINATOR, peak_rss_mb, run_fleet, save_json
 from benchmarks.harness.party import await_ticket, greeting, used
 from benchmarks.harness.table import Row
 from fedwan.app import load_strategy
 from fedwan.config import from_json, site_names
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.buffer import Buffer
 from fedwan.link.client import GrpcLink
 from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
@@ -61,6 +64,7 @@ def measure_case(args: argparse.Namespace, sites: int, seed: int) -> Row:
     run = run_fleet(words, others={ALL_SITES: ["scale"]})
     coordinator, found = run.parties[COORDINATOR], run.parties[ALL_SITES]
     times, coordinator_cpu_s, sites_cpu_s = zip(*found["marks"], strict=True)
+    sites_rss_mb, coordinator_rss_mb = found["peaks_mb"]
     return {
         "sites": sites,
         "codec": CODEC,
@@ -70,9 +74,10 @@ def measure_case(args: argparse.Namespace, sites: int, seed: int) -> Row:
             statistics.median(1e3 * (b - a) for a, b in pairwise(times[WARM_UP - 1 :])), 1
         ),
         "coordinator_cpu_s": round(_growth(coordinator_cpu_s), 3),
-        "coordinator_rss_mb": round(coordinator["rss_mb"]),
+        "coordinator_rss_mb": round(coordinator_rss_mb),
+        "fetched_rss_mb": round(coordinator["rss_mb"]),
         "sites_cpu_s": round(_growth(sites_cpu_s), 3),
-        "sites_rss_mb": round(found["rss_mb"]),
+        "sites_rss_mb": round(sites_rss_mb),
         "round_mb": round(_growth(found["num_bytes"]) / 1e6, 2),
     }
 
@@ -96,6 +101,9 @@ class Host:
         up = load_strategy(self.config.strategy).build(self.config).up
         self._payload, _ = up.encode(delta, {}, replica.layout)
         self._lock = threading.Lock()
+        self._all_here = threading.Barrier(self.config.num_sites)
+        self.rss_mb = 0.0, 0.0
+        """Peak memory until the last round's end, of the sites and of the coordinator."""
         self._num_updates = 0
         self._num_rounds = self.config.steps // self.config.h
         self.marks: list[tuple[float, float, float]] = []
@@ -137,6 +145,7 @@ class Host:
             if stub.fetch_update(0, version + 1, lambda: None).payload is None:
                 raise RuntimeError(f"{name} was too late for version {version + 1}")
             self._count_update(version, link)
+        self._fetch_whole(link)
         # Answer the question about quality until the coordinator says stop.
         while (signal := link.signals.get()).kind != wire.CoordinatorSignal.STOP:
             if signal.kind == wire.CoordinatorSignal.EVALUATE:
@@ -144,6 +153,17 @@ class Host:
                 stub.report(wire.QualityReport(version=self._num_rounds, figures_json=figures))
         link.leave(wire.Farewell())
         link.close()
+
+    def _fetch_whole(self, link: GrpcLink) -> None:
+        """The weights, once all sites are here."""
+        if self._all_here.wait() == 0:
+            self.rss_mb = peak_rss_mb(), peak_rss_mb(self._ticket["pid"])
+            Buffer.write = lambda *_: None  # type: ignore[method-assign]
+        self._all_here.wait()
+        asked = wire.DownloadRequest(
+            kind=wire.DownloadRequest.GLOBAL, run_id=self._ticket["run_id"]
+        )
+        assert link.download(asked).payload is not None, "the run is not over yet"
 
 
 if __name__ == "__main__":
@@ -158,4 +178,5 @@ if __name__ == "__main__":
                 traceback.print_exception(error)
                 os._exit(1)  # the others would wait for this one
     result = {"marks": host.marks, "num_bytes": host.num_bytes, "channels": host.channels}
+    result["peaks_mb"] = host.rss_mb
     save_json(folder / f"{role}.json", result | used())

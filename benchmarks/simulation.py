@@ -3,7 +3,8 @@
 Coordinator and sites run as they are, over a network and a disk that fail (`benchmarks/seeded`).
 After every update the global weights are compared with those of the run that nothing disturbed; and
 nothing may be merged twice, called durable too early, or wait for ever. A seed replays a run
-exactly: `--seed 17 --trace` prints it.
+exactly: `--seed 17 --trace` prints it, and `--shrink 17` looks for the fewest faults, of the fewest
+kinds, with which it still fails.
 `--bugs` plants known bugs of the protocol one at a time, and counts the seeds until each is found.
 """
 
@@ -14,15 +15,20 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from multiprocessing import get_context
 
 import torch
 
 from benchmarks.harness.table import Row
 from benchmarks.seeded.bugs import BUGS, planted
+from benchmarks.seeded.faults import KINDS, LOSSES, decide
 from benchmarks.seeded.scenarios import SCENARIOS, TURNS
-from benchmarks.seeded.world import Report, simulate_seed
+from benchmarks.seeded.world import FAULTS, Report, simulate_seed
+from fedwan.errors import UserError
 
+NAMES = [kind.__name__ for kind in (*KINDS, decide, *LOSSES)]
+"""Of kinds of faults."""
 MOST_SEEDS = 1000
 """For which a planted bug is looked for."""
 
@@ -31,6 +37,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="this one alone")
+    parser.add_argument("--shrink", type=int, metavar="SEED", help="one that fails, made smaller")
+    parser.add_argument("--faults", type=int, default=FAULTS, help="least number, of each seed")
+    parser.add_argument("--without", default="", help="kinds of faults that are left out, with ,")
     parser.add_argument("--trace", action="store_true", help="print what happened, with --seed")
     parser.add_argument("--bugs", action="store_true", help="plant bugs instead")
 
@@ -40,8 +49,14 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     if args.bugs:
         yield from map(_find, [name for name in BUGS if args.only in name])
         return
+    if args.shrink is not None:
+        yield shrink(args.shrink)
+        return
+    without = [kind for kind in args.without.split(",") if kind]
+    if odd := {*without} - {*NAMES}:
+        raise UserError(f"--without={odd.pop()}: kinds are {', '.join(NAMES)}")
     if args.seed is not None:
-        report = simulate_seed(args.seed)
+        report = simulate_seed(args.seed, faults=args.faults, without=without)
         if args.trace:
             print("\n".join(report.trace))
         yield _row([report], 0.0)
@@ -51,7 +66,8 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     began = time.monotonic()
     found: dict[str, list[Report]] = {}
     with get_context("spawn").Pool(os.cpu_count(), torch.set_num_threads, (1,)) as pool:
-        for report in pool.imap_unordered(simulate_seed, seeds, chunksize=8):
+        simulate = partial(simulate_seed, faults=args.faults, without=without)
+        for report in pool.imap_unordered(simulate, seeds, chunksize=8):
             found.setdefault(report.scenario.partition(":")[0], []).append(report)
             for violation in report.violations[:1]:
                 print(f"seed {report.seed} ({report.scenario}): {violation}", flush=True)
@@ -67,11 +83,41 @@ def _row(reports: Sequence[Report], s_per_seed: float) -> Row:
         "scenario": reports[0].scenario.partition(":")[0],
         "seeds": len(reports),
         "faults": kinds.total(),
+        "min": min(report.faults.total() for report in reports),
         "kinds": dict(sorted(kinds.items())),
         "violations": sum(bool(report.violations) for report in reports),
         "virtual_h": round(sum(report.virtual_s for report in reports) / 3600, 1),
         "real_s": round(s_per_seed * len(reports), 1),
     }
+
+
+def shrink(seed: int) -> Row:
+    """The fewest kinds of faults, and the fewest faults, with which a seed still fails.
+
+    Raises:
+        UserError: it does not fail.
+    """
+    without: list[str] = []
+    num = FAULTS
+
+    def fails(num: int, without: Sequence[str]) -> Report | None:
+        report = simulate_seed(seed, faults=num, without=without)
+        return report if report.violations else None
+
+    if (smallest := fails(num, without)) is None:
+        raise UserError(f"--shrink={seed}: this seed does not fail; give one that does")
+    for kind in NAMES:
+        if report := fails(num, [*without, kind]):
+            smallest, without = report, [*without, kind]
+    step = num // 2
+    while step:
+        if num > step and (report := fails(num - step, without)):
+            smallest, num = report, num - step
+        else:
+            step //= 2
+    words = f"--seed {seed} --faults {num}" + (f" --without {','.join(without)}" if without else "")
+    print(f"python -m benchmarks simulation --trace {words}\n{smallest.violations[0]}")
+    return _row([smallest], 0.0)
 
 
 def _find(bug: str) -> Row:
@@ -97,6 +143,7 @@ def summarise(rows: Sequence[Row]) -> Iterator[str]:
     total = {key: sum(row[key] for row in rows) for key in ("seeds", "faults", "violations")}
     days = sum(row["virtual_h"] for row in rows) / 24
     yield (
-        f"{total['seeds']} seeds, {total['faults']} faults, {total['violations']} violations; "
+        f"{total['seeds']} seeds, {total['faults']} faults, at least "
+        f"{min(row['min'] for row in rows)} each, {total['violations']} violations; "
         f"{days:.1f} virtual days in {sum(row['real_s'] for row in rows) / 60:.1f} minutes"
     )

@@ -112,9 +112,9 @@ def load_json(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def peak_rss_mb() -> float:
-    """Peak resident memory of this process, in MB (1e6 bytes)."""
-    (row,) = [r for r in Path("/proc/self/status").read_text().split("\n") if r[:6] == "VmHWM:"]
+def peak_rss_mb(pid: int | str = "self") -> float:
+    """Peak resident memory of a process, in MB (1e6 bytes)."""
+    (row,) = [r for r in Path(f"/proc/{pid}/status").read_text().split("\n") if r[:6] == "VmHWM:"]
     return int(row.split()[1]) * 1024 / 1e6
 
 

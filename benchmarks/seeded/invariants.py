@@ -1,7 +1,9 @@
 """What must hold while faults come, asserted at the coordinator where it can break first.
 
 Nothing is merged twice, too late or of a site that was ejected; what was accepted is merged; what
-was called durable is not lost; and the weights of each update are the undisturbed run's.
+was called durable is not lost, and is what sites were told; no more is kept than is wanted; and the
+weights of each update are the undisturbed run's. Where nothing has come in between, the control
+variates of all sites hold together.
 """
 
 from __future__ import annotations
@@ -10,21 +12,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from benchmarks.seeded.kernel import Process
 from benchmarks.seeded.scenarios import find
 from fedwan.coordinator.model import CHECKPOINT
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.servicer import Servicer
+from fedwan.coordinator.snapshots import MOST
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.registry import Verb
 from fedwan.protocol.round import Key
-from fedwan.state import hash_state, read_tensors_meta
+from fedwan.site.site import Site
+from fedwan.state import State, clone, hash_state, read_tensors, select_prefix
 
 if TYPE_CHECKING:
     from benchmarks.seeded.world import World
 
 Versions = tuple[int, ...]
 """By fragment."""
+VARIATES = 1e-4
+"""What the sum of control variates, in units of weights, may lack for rounding."""
 
 
 class Invariants:
@@ -37,6 +45,8 @@ class Invariants:
         """Whether any process has."""
         self.has_decided = False
         """Whether the operator has decided anything."""
+        self.has_lost = False
+        """Whether a folder or the newest checkpoints were lost, or the sites are others."""
         self._saved = [0]
         """Versions of the coordinator's last two checkpoints; the older one is called durable."""
         self._promised = 0
@@ -44,6 +54,22 @@ class Invariants:
         self._merged: dict[Key, int] = {}
         self._accepted: set[Key] = set()
         """Contributions that this process of the coordinator has called accepted."""
+        self._told: dict[Versions, str] = {}
+        """Hash of the weights that sites have, by versions, as updates told them."""
+        self._stepping: dict[str, Site] = {}
+        """By name, the one that took the last step."""
+        self._variates: dict[int, dict[str, State]] = {}
+        """By version and site, in the steps from there."""
+        self._lost: dict[int, State] = {}
+        """What coding has lost of the updates so far, by version."""
+        self._begun: dict[int, None] = {}
+        """Versions at which a site has begun, without what it knew of others."""
+
+    def forget(self, *, is_back: bool = False) -> None:
+        """Something was lost for good; `is_back`: what was called durable, too."""
+        self.has_lost = True
+        if is_back:
+            self._promised = 0
 
     def begin(self, run: CoordinatedRun, version: int, held: Sequence[int]) -> None:
         """A process of the coordinator begins, at these versions of its checkpoint, if any."""
@@ -52,12 +78,19 @@ class Invariants:
         self._merged = {k: v for k, v in self._merged.items() if held and v <= held[k.fragment]}
         self._accepted.clear()
         self._saved = [min(held, default=0)]
+        for of in (self._variates, self._lost, self._begun):
+            for at in [at for at in of if at > min(held, default=0)]:  # which is made anew
+                del of[at]
         self._observe(run)
 
     def on_durable(self, process: Process, folder: Path) -> None:
         """What was renamed in a folder survives from now on."""
         if process.name == "coordinator" and (folder / CHECKPOINT).exists():
-            versions = read_tensors_meta(folder / CHECKPOINT)["versions"]
+            tensors, meta = read_tensors(folder / CHECKPOINT, "global:")
+            versions = meta["versions"]
+            sha = hash_state(select_prefix("global", tensors))
+            if sha != self._told.get(tuple(versions), sha):
+                self._world.violated(f"the checkpoint of {versions} holds other weights")
             if min(versions) != self._saved[-1]:
                 self._saved = [self._saved[-1], min(versions)]
 
@@ -75,6 +108,7 @@ class Invariants:
             receipt = close_stripe(name, header)
             if (receipt.status, header.kind) == (wire.Receipt.ACCEPTED, header.CONTRIBUTION):
                 self._accepted.add(Key(header.fragment, header.version, name))
+            self._check_kept(hub)
             return receipt
 
         def observed_advance() -> Any:
@@ -97,11 +131,14 @@ class Invariants:
         def observed_publish(payload: Any, *, is_own: bool = False) -> None:
             publish(payload, is_own=is_own)
             versions, sha = tuple(hub.model.versions), hash_state(hub.model.state)
-            self._world.report.sha[versions] = sha
+            self._world.num_updates += 1
+            self._world.report.sha[versions] = self._told[versions] = sha
+            self._lost[versions[0]] = clone(hub.model._residual)
             self._world.note(f"versions {versions} are {sha[:12]}")
             if self._is_bound() and sha != self._undisturbed.get(versions):
                 self._world.violated(f"versions {versions} are not those of the undisturbed run")
             self._check_accepted(hub)
+            self._check_kept(hub)
 
         def observed_download(name: str, request: Any) -> Any:
             answer = download(name, request)
@@ -130,8 +167,65 @@ class Invariants:
             if hub.registry.sites[key.site].standing == "in":
                 self._world.violated(f"{key} was accepted, and is not merged")
 
+    def _check_kept(self, hub: Servicer) -> None:
+        """No more uploads, contributions, updates and copies of the weights than are of use."""
+        rounds, sites = hub.rounds, len(hub.registry.sites)
+        wanted = sites * (rounds._policy.max_staleness + 2)
+        updates = rounds.updates
+        for index, (whole, held) in enumerate(zip(rounds._whole, updates._held, strict=True)):
+            fragment_bytes = sum(update.num_bytes for update in held.values())
+            self._bound("contributions", len(whole), wanted)
+            if len(held) > 1:
+                self._bound("bytes of updates", fragment_bytes, updates._most[index])
+        # Initial weights may be on their way, too.
+        receptions = [*hub.intake._open, *hub.intake._dropped]
+        self._bound("receptions", len(receptions), wanted * len(rounds.versions) + sites)
+        kept = {id(payload) for payload, _ in hub._snapshots._kept.values()}
+        out = [{id(ref()) for ref in refs if ref()} for refs in hub._snapshots._out.values()]
+        self._bound("copies of the weights", len(kept), sites * MOST)
+        self._bound("copies for one site", max(map(len, out), default=0), MOST)
+
+    def _bound(self, what: str, number: int, most: int) -> None:
+        if number > most:
+            self._world.violated(f"{number} {what} are kept, of {most} that are wanted")
+
+    # At the sites --------------------------------------------------------------------------
+
+    def on_step(self, site: Site) -> None:
+        """A site takes a step."""
+        variates = getattr(site._place.hook, "variates", None)
+        if variates is None:
+            return
+        version = site._place.versions[0]
+        if self._stepping.get(site.name) is not site:
+            self._stepping[site.name] = site
+            self._begun[version] = None
+        self._variates.setdefault(version, {})[site.name] = clone(variates)
+
+    def check_variates(self) -> None:
+        """Sum to 0 over the sites, once all stand at a version at which none has begun.
+
+        But for what the updates' coding has lost since all began anew, which the next one pays.
+        """
+        world = self._world
+        is_barrier = find(world.report.scenario).same_bits != "never"
+        if not is_barrier or self.has_decided or len(world.names) != world.num_first:
+            return
+        for version, of in sorted(self._variates.items()):
+            if version in self._begun or len(of) < len(world.names) or not version:
+                continue
+            for name in next(iter(of.values())):
+                values = torch.stack([state[name] for state in of.values()])
+                mean = world.config.h * values.mean(0) + self._lost[version].get(name, 0.0)
+                begun = [self._lost[v][name] for v in self._lost if name in self._lost[v]]
+                lacking = min(float((mean - lost).abs().max()) for lost in (0.0, *begun))
+                if lacking > VARIATES:
+                    world.violated(f"control variates at version {version} lack {lacking:.2g}")
+                    return
+
     def _is_bound(self) -> bool:
         """Whether the weights have to be those of the undisturbed run."""
         same = find(self._world.report.scenario).same_bits
         is_bound = same == "always" or (same == "until a death" and not self.has_died)
-        return bool(self._world.report.num_faults) and is_bound and not self.has_decided
+        is_bound &= not (self.has_decided or self.has_lost)
+        return bool(self._world.report.num_faults) and is_bound

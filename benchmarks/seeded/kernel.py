@@ -65,6 +65,8 @@ class Kernel:
     def __init__(self, seed: int, limit_s: float) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
+        self.clocks: dict[str, tuple[float, float, float]] = {}
+        """Of processes by name: seconds ahead, at which time, and seconds more in each since."""
         self.limit_s = limit_s
         self.failures: list[BaseException] = []
         """What ended a task of a living process and nobody caught."""
@@ -148,6 +150,11 @@ class Kernel:
     def stop(self, process: Process, seconds: float) -> None:
         """Let a process stand still for a while, as SIGSTOP does."""
         process.stopped_until = max(process.stopped_until, self.now + seconds)
+
+    def wall_s(self) -> float:
+        """What the clock of the present process's machine shows, in Unix seconds."""
+        ahead_s, since, drift = self.clocks.get(self.current.process.name, (0.0, 0.0, 0.0))
+        return 1.7e9 + self.now + ahead_s + drift * (self.now - since)
 
     # Turns ---------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -118,9 +119,10 @@ def _build(words: str) -> tuple[Config, Strategy, int]:
 
 
 @cache
-def configure(scenario: str) -> Config:
+def configure(scenario: str, more_sites: int = 0) -> Config:
     """A run's whole configuration."""
-    return _load(find(scenario).words)
+    config = _load(find(scenario).words)
+    return replace(config, sites=config.num_sites + more_sites) if more_sites else config
 
 
 def _load(words: str) -> Config:

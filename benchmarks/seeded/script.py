@@ -55,8 +55,11 @@ def networks_of(config: Config) -> dict[str, nn.Module]:
     return {name: _Network(160, seed, has_buffers=has_buffers) for seed, name in enumerate(KINDS)}
 
 
-def train(member: Membership, index: int, sleep: Callable[[], None]) -> str:
-    """One site's part in a run; the hash of the weights that it ended with."""
+def train(member: Membership, index: int, pause: Callable[[Site], None]) -> str:
+    """One site's part in a run; the hash of the weights that it ended with.
+
+    `pause` is what takes time in each step.
+    """
     networks = networks_of(member.config)
     optimizers = {
         name: torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
@@ -75,7 +78,7 @@ def train(member: Membership, index: int, sleep: Callable[[], None]) -> str:
             for network in networks.values():
                 _set_gradients(network, index, data.place)
             data.place += 1
-            sleep()
+            pause(site)
             site.reduce()
             for optimizer in optimizers.values():
                 optimizer.step()

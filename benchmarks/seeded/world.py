@@ -11,7 +11,7 @@ import logging
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -20,7 +20,8 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.seeded import script
-from benchmarks.seeded.faults import Disk, cause_faults, tear_journal
+from benchmarks.seeded.disk import Disk, tear_journal
+from benchmarks.seeded.faults import DAY_S, cause_faults
 from benchmarks.seeded.invariants import Invariants, Versions
 from benchmarks.seeded.kernel import Kernel, Killed, Process, Standstill
 from benchmarks.seeded.network import HEARTBEAT_S, SeededLink
@@ -48,7 +49,7 @@ from fedwan.output.journal import verify
 from fedwan.output.records import Recorder
 from fedwan.protocol.registry import DECIDED
 from fedwan.site import meter, site, stub
-from fedwan.site.site import Membership
+from fedwan.site.site import Membership, Site
 from fedwan.state import hash_state
 
 CALM_S = 6 * 3600.0
@@ -61,6 +62,8 @@ STRAGGLES = 4
 """One site takes as many times as long, in half of the seeds, and is not level at the end."""
 FAULTS = 50
 """At least, of one seed."""
+LATE_S = 30.0
+"""A third of the seeds has a site that joins so much later, at most."""
 MEMORY = Path("/dev/shm")
 
 
@@ -74,8 +77,14 @@ class Report:
     trace: list[str] = field(default_factory=list)
     num_faults: int = 0
     """That the seed causes at least."""
+    without: Collection[str] = ()
+    """Kinds of faults that are left out."""
     sha: dict[Versions, str] = field(default_factory=dict)
     """Of the global weights, by versions."""
+
+
+ENDS = Killed | SessionLost | LinkLost | RunStopped | OSError | SiteDrained | SiteEjected
+"""What may end a site's process."""
 
 
 class _Coordinator:
@@ -108,8 +117,17 @@ class World:
         self.run_id = "run"
         """Another one where a coordinator finds no checkpoint, and the run begins anew."""
         self.paths = {name: NetworkPath(self) for name in self.names}
-        self.sites: dict[str, Process] = {}
+        self.sites = {name: _dead(name) for name in self.names}
+        self._seconds: list[Process] = []
+        """Of sites whose first one lives."""
+        self.num_first = len(self.names)
+        """Sites that the run begins with."""
+        clocks = random.Random(f"{seed} {scenario} clocks")
+        for name in ("coordinator", *self.names) if report.num_faults else ():
+            self.kernel.clocks[name] = (clocks.uniform(-DAY_S, DAY_S), 0.0, 0.0)
         self.is_complete = False
+        self.num_updates = 0
+        self.num_expected = len(undisturbed) or 1
         self._ended: dict[str, str] = {}
         self._decided: dict[str, str] = {}
         """What the operator decided last, by site: an event's name."""
@@ -135,8 +153,12 @@ class World:
         with installed(self.kernel), self._patched():
             keep = partial(self.kernel.spawn, Process("supervisor"))
             keep(self._keep_coordinator)
-            for index, name in enumerate(self.names):
-                keep(partial(self._keep_site, index, name), f"supervisor of {name}")
+            late = random.Random(f"{self.report.seed} late")
+            latest = late.choice([*self.names, *[""] * 2 * len(self.names)])
+            for name in self.names:
+                body = partial(self._keep_site, name)
+                is_late = name == latest and self.report.num_faults
+                keep(body, f"supervisor of {name}", LATE_S * late.random() if is_late else 0.0)
             if self.report.num_faults:
                 keep(partial(cause_faults, self, self.report), "faults")
             try:
@@ -145,6 +167,7 @@ class World:
                 self.violated(str(error))
         for error in self.kernel.failures:
             self.violated(f"{type(error).__name__}: {error}")
+        self.invariants.check_variates()
         mine = self._ended.get("coordinator", "nothing")
         for name, ended in self._ended.items():
             if ended != mine:
@@ -187,7 +210,11 @@ class World:
         self.kernel.park(0.0)
         if not isinstance(outcome, str):
             self.invariants.has_died = True
-            self.disk.rot(process.name)
+            if process in self._seconds:
+                self._seconds.remove(process)
+            alive = (self.sites.get(process.name, process), *self._seconds)
+            if all(other.is_dead for other in alive if other.name == process.name):
+                self.disk.on_death(process.name)
         self.note(f"{process.name} ended: {outcome!r}")
         return outcome
 
@@ -237,6 +264,7 @@ class World:
         recorder.write(run.opening())
         self.note(complaint or f"coordinator begins at version {version}")
         self.invariants.begin(run, version, held)
+        self.disk.go_on(held)
         present.hub, present.run = run.hub, run
         try:
             model = run.train()
@@ -251,38 +279,73 @@ class World:
                 self.violated(f"journal: {found} of a run at {model.versions}")
         return hash_state(model.state)
 
-    def _keep_site(self, index: int, name: str) -> None:
-        def step() -> None:
+    def _train(self, name: str, folder: str, process: Process) -> str | BaseException:
+        """A process of a site, from its beginning to its end; see `_live`."""
+
+        def pause(site: Site) -> None:
+            self.invariants.on_step(site)
             slower = STRAGGLES if name == self.straggler else 1
             self.kernel.park(slower * self.step_s * (0.5 + self.random.random()))
 
+        member = Membership(
+            self.config,
+            self.run_id,
+            name,
+            self.folder / folder / self.run_id,
+            partial(SeededLink, self, name, process),
+            identity=self._identities.get(name),
+        )
+        main = partial(script.train, member, self.names.index(name), pause)
+        outcome = self._live(process, main)
+        if isinstance(outcome, str):
+            self._ended[name] = outcome
+        elif not isinstance(outcome, ENDS) and member.run_id == self.run_id:
+            self.violated(f"{name}: {type(outcome).__name__}: {outcome}")
+        return outcome
+
+    def join_twice(self, name: str, folder: str) -> None:
+        """Start a second process of a site in a folder; nobody starts it again."""
+        self.invariants.has_died = True  # one of the two will
+        self._seconds.append(process := Process(name))
+        train = partial(self._train, name, folder, process)
+        self.kernel.spawn(Process("supervisor"), train, f"second of {name}")
+
+    def add_site(self) -> None:
+        """The operator stops the run, and has it go on with one site more."""
+        self.config = configure(self.report.scenario, more_sites=1)
+        self.names = site_names(self.config)
+        self.invariants.forget()
+        name = self.names[-1]
+        self.paths[name], self.sites[name] = NetworkPath(self), _dead(name)
+        for process in (self.coordinator.process, *self.sites.values(), *self._seconds):
+            self.kernel.kill(process)
+        keep = partial(self._keep_site, name)
+        self.kernel.spawn(Process("supervisor"), keep, f"supervisor of {name}")
+
+    def _keep_site(self, name: str) -> None:
         while not self.is_complete:
             coordinator, self.sites[name] = self.coordinator, (process := Process(name))
             self._ended.pop(name, None)  # the coordinator may have lost what it ended with
-            link = partial(SeededLink, self, name, process)
-            member = Membership(
-                self.config,
-                self.run_id,
-                name,
-                self.folder / name / self.run_id,
-                link,
-                identity=self._identities.get(name),
-            )
-            outcome = self._live(process, partial(script.train, member, index, step))
+            outcome = self._train(name, name, process)
             if isinstance(outcome, str):
-                self._ended[name] = outcome
                 while not self.is_complete and self.coordinator is coordinator:
                     self.kernel.park(5.0)  # a new coordinator sends everybody a ticket
             elif isinstance(outcome, SiteDrained | SiteEjected):
                 while not self.is_complete and self._decided.get(name, "admitted") != "admitted":
                     self.kernel.park(5.0)  # its service is not started before
-            elif isinstance(outcome, Killed | SessionLost | LinkLost | RunStopped | OSError):
+            elif isinstance(outcome, ENDS):
                 self.kernel.park(1.0 + 5.0 * self.random.random() * self.paths[name].slow)
-            elif member.run_id != self.run_id:
-                self.kernel.park(1.0)  # a ticket of the run that has begun anew takes its place
-            else:
-                self.violated(f"{name}: {type(outcome).__name__}: {outcome}")
+            elif self.report.violations:
                 return
+            else:
+                self.kernel.park(1.0)  # a ticket of the run that has begun anew takes its place
+
+
+def _dead(name: str) -> Process:
+    """Until the first one of a site begins."""
+    process = Process(name)
+    process.is_dead = True
+    return process
 
 
 _app_folders = cache(app.app_folders)
@@ -304,11 +367,13 @@ def _undisturbed(scenario: str) -> Mapping[Versions, str]:
     return report.sha
 
 
-def simulate_seed(seed: int, scenario: str = "", faults: int = FAULTS) -> Report:
-    """One run with the faults of one seed; seeds take turns over the scenarios."""
+def simulate_seed(
+    seed: int, scenario: str = "", faults: int = FAULTS, without: Collection[str] = ()
+) -> Report:
+    """One run with the faults of one seed, less some kinds; seeds take turns over scenarios."""
     scenario = scenario or TURNS[seed % len(TURNS)]
     scenario = draw(seed) if scenario == DRAWN else scenario
-    report = Report(seed, scenario, num_faults=faults)
+    report = Report(seed, scenario, num_faults=faults, without=without)
     undisturbed = _undisturbed(scenario) if faults else {}
     memory = MEMORY if MEMORY.exists() else None
     with tempfile.TemporaryDirectory(prefix="seeded-", dir=memory) as folder:

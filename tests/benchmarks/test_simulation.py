@@ -4,23 +4,46 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fedwan
+from benchmarks import simulation
 from benchmarks.seeded import faults
 from benchmarks.seeded.bugs import planted
-from benchmarks.seeded.world import simulate_seed
+from benchmarks.seeded.kernel import Kernel
+from benchmarks.seeded.world import Report, simulate_seed
+from benchmarks.simulation import shrink
+from fedwan.app import installed_app
+from fedwan.coordinator.model import GlobalModel
+from fedwan.errors import UserError
+from fedwan.protocol.rounds import Rounds
+from fedwan.protocol.updates import Updates
 
 NUM_SEEDS = 300
+_save = GlobalModel.save
 pytestmark = pytest.mark.usefixtures("usual_times")  # what seeds meet hangs on them
 
 
 def _first_seed() -> int:
     digest = hashlib.sha256()
-    for path in sorted(Path(fedwan.__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
+    strategies = installed_app() / "strategies"
+    for folder in (Path(fedwan.__file__).parent, strategies, Path(faults.__file__).parent):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.read_bytes())
     return int(digest.hexdigest()[:6], 16)
+
+
+def _save_another(model: GlobalModel, folder: Path, meta: dict[str, Any]) -> None:
+    weights = {name: value + 1 for name, value in model.state.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "state", weights)
+        _save(model, folder, meta)
+
+
+def _put_and_keep(updates: Updates[Any], fragment: int, version: int, update: Any) -> None:
+    updates._held[fragment][version] = update
 
 
 def _violations(seeds: range) -> list[str]:
@@ -40,12 +63,12 @@ def test_no_fault_breaks_a_run(part: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("scenario", "seeds"),
-    [("diloco", (12, 18)), ("diloco int2", (33, 45)), ("scaffnew", (14, 18))],
+    [("diloco", (33, 36)), ("diloco int2", (36, 46)), ("scaffnew", (32, 33))],
 )
 def test_a_site_s_newest_checkpoint_may_rot_without_a_trace_in_the_weights(
     scenario: str, seeds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(faults, "KINDS", (faults._rot, faults._kill_site, faults._kill_coordinator))
+    monkeypatch.setattr(faults, "KINDS", (faults.rot, faults.kill_site, faults.kill_coordinator))
     monkeypatch.setattr(faults, "MEAN_PAUSE_S", 20.0)
     reports = [simulate_seed(seed, scenario, faults=20) for seed in seeds]
     assert not [report.violations for report in reports if report.violations]
@@ -65,3 +88,53 @@ def test_a_planted_bug_is_found() -> None:
     simulate_seed(1, "diloco int2")
     with planted("a version is called durable before it is"):
         assert simulate_seed(1, "diloco int2").violations
+
+
+@pytest.mark.slow
+def test_a_failing_seed_is_shrunk(capsys: pytest.CaptureFixture[str]) -> None:
+    simulate_seed(1)
+    with planted("a version is called durable before it is"):
+        row = shrink(1)
+        words = capsys.readouterr().out.split()
+        kinds = words[words.index("--without") + 1].split(",") if "--without" in words else []
+        num = int(words[words.index("--faults") + 1])
+        again = simulate_seed(1, faults=num, without=kinds)
+    assert again.violations and again.faults.total() == row["faults"] < 10
+    assert len(kinds) > 5
+
+
+def test_a_seed_that_does_not_fail_is_not_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulation, "simulate_seed", lambda seed, **_: Report(seed, "diloco"))
+    with pytest.raises(UserError, match="--shrink=3"):
+        shrink(3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("owner", "name", "wrong", "scenario", "text"),
+    [
+        (Updates, "put", _put_and_keep, "quorum", "updates are kept"),
+        (Rounds, "_begin_anew", lambda *_: None, "scaffnew", "control variates"),
+        (GlobalModel, "save", _save_another, "diloco", "holds other weights"),
+    ],
+)
+def test_what_is_kept_and_saved_is_checked(
+    owner: type,
+    name: str,
+    wrong: Any,
+    scenario: str,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    simulate_seed(1, scenario, faults=1)
+    monkeypatch.setattr(owner, name, wrong)
+    assert any(text in v for seed in range(8, 12) for v in simulate_seed(seed, scenario).violations)
+
+
+@pytest.mark.slow
+def test_clocks_are_off_and_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    wall_s = Kernel.wall_s
+    monkeypatch.setattr(Kernel, "wall_s", lambda self: seen.append(wall_s(self)) or seen[-1])
+    simulate_seed(33, "diloco")
+    assert max(seen) - min(seen) > 3600
