@@ -57,7 +57,8 @@ def is_name(text: str) -> bool:
 def bound(message: Message, passed_s: float) -> None:
     """Check a message of a site; texts are cut and names of losses left out in place.
 
-    No more seconds are taken than those that have passed since the run began.
+    No more seconds count than those that have passed since the run began, as far as is known: a
+    clock may have been set back.
     """
     for field, value in message.ListFields():
         name, kind = field.name, field.type
@@ -72,11 +73,10 @@ def bound(message: Message, passed_s: float) -> None:
                 raise PayloadError(f"{name} of {len(value)} characters, {most} are taken")
             elif not value.isprintable():
                 raise PayloadError(f"{name} {value[:40]!r} holds characters that cannot be shown")
-        elif kind == FieldDescriptor.TYPE_DOUBLE and not 0 <= value <= passed_s:
-            raise PayloadError(
-                f"{name} of {value} s, where the run began {passed_s:.0f} s ago at most; set the "
-                "clocks of site and coordinator right"
-            )
+        elif kind == FieldDescriptor.TYPE_DOUBLE and not 0 <= value < math.inf:
+            raise PayloadError(f"{name} of {value} s, which is no time")
+        elif kind == FieldDescriptor.TYPE_DOUBLE:
+            setattr(message, name, min(value, passed_s))
         elif (
             kind == FieldDescriptor.TYPE_UINT64
             and (value := max(value) if isinstance(value, Sequence) else value) > _MOST_COUNT
