@@ -21,7 +21,7 @@ from fedwan.output.records import (
 from fedwan.output.units import bytes_text, number_text
 
 _DECIDED = {"drained": "draining", "ejected": "ejected", "admitted": "admitted"}
-_STATES = {"join": "training", "rejoin": "training", "back": "training", "measuring": "measuring"}
+_STATES = {"join": "training", "rejoin": "training", "back": "training"}
 _STATES |= {"lost": "silent", **_DECIDED}
 _NEWS = {"failed", "lost", "back", "rejoin", "rejected", "paused", "warning", "resume", "finding"}
 _NEWS |= _DECIDED.keys()
@@ -101,6 +101,18 @@ class SiteRow:
         self.losses = dict(record.losses) or self.losses  # two fragments may leave after one step
         self.spend(vars(record))
 
+    def move(self, event: EventRecord) -> None:
+        """Be in the state that an event tells of."""
+        if event.event == "measuring" and self.state == "training":
+            self.state, self.since = "measuring", event.t
+        elif event.event == "rejected" and self.state == "measuring":  # what it has measured
+            self.state, self.since = "training", event.t
+        elif event.event in (*_STATES, "leave"):
+            left = "drained" if self.state == "draining" else "left"
+            self.state = _STATES.get(event.event, left)
+            self.since = event.details.get("heard", event.t)
+            self.spend(event.details)
+
     def spend(self, spent: Mapping[str, Any]) -> None:
         """Account for time and bytes, where they are told."""
         for name in SPENT:
@@ -176,12 +188,8 @@ class Board:
         self.is_done = self.is_done or record.event == "done"
         self.keeps_samples = self.keeps_samples or record.event == "samples_kept"
         self.payload_bytes = record.details.get("payload_bytes", self.payload_bytes)
-        if record.site in self.sites and record.event in (*_STATES, "leave"):
-            row = self.sites[record.site]
-            left = "drained" if row.state == "draining" else "left"
-            row.state = _STATES.get(record.event, left)
-            row.since = record.details.get("heard", record.t)
-            row.spend(record.details)
+        if record.site in self.sites:
+            self.sites[record.site].move(record)
         if record.event in _NEWS and record.t >= self._since:
             self.news.append(record)
 
