@@ -70,6 +70,9 @@ def sample(
     num: Annotated[int, typer.Option(min=1, max=4096, help="How many.")] = 64,
     seed: Annotated[int, typer.Option(min=0, help="The same seed, the same samples.")] = 0,
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("samples.png"),
+    prompt: Annotated[
+        list[str] | None, option("--prompt", "TEXT", "Of text_to_image: in place of model.prompts.")
+    ] = None,
     last: Last = False,
 ) -> None:
     """Draw samples of a run's generator, as its recipe makes them, into one picture.
@@ -89,7 +92,11 @@ def sample(
     if out.suffix.lower() != ".png":
         raise UserError(f"--out {out} is no PNG file; name one, as samples.png")
     trained = fedwan.load(run, ema=not last)
-    workload, config = trained.workload(choose_device("auto")), trained.config
+    config = trained.config
+    if prompt and "prompts" not in config.model:
+        raise UserError(f"--prompt: samples of workload {config.workload!r} are made of none")
+    config.model |= {"prompts": prompt} if prompt else {}
+    workload = trained.workload(choose_device("auto"))
     with torch.no_grad(), lent_generators():
         one = workload.sample(1, seed)  # before all are made: how large they are
         if one.dim() == 4 and (most := most_shown(one, num)) < num:

@@ -39,6 +39,8 @@ def test_samples_are_made_on_a_gpu_where_there_is_one(
     monkeypatch.setattr(joining, "choose_device", lambda name: asked.append(name) or "cpu")
     assert fedwan("sample", str(tmp_path / "run"), f"--out={tmp_path / 'a.png'}")[0] == 0
     assert asked == ["auto"]
+    code, _, err = fedwan("sample", str(tmp_path / "run"), "--prompt=a cat")
+    assert code == 2 and "samples of workload 'gan' are made of none" in err
 
 
 def test_export_writes_a_folder_and_says_where(tmp_path: Path, fedwan: Command) -> None:

@@ -287,6 +287,9 @@ def test_a_run_ends_with_an_adapter_which_alone_travels(
     adapters = trained.networks["denoiser"].items()
     assert all(".lora_" in name and value.dtype == torch.float32 for name, value in adapters)
     workload = trained.workload()
+    for prompt in ("a red one", "a blue one"):
+        results.sample(tmp_path / "run", 1, 0, tmp_path / f"{prompt}.png", [prompt])
+    assert len({path.read_bytes() for path in tmp_path.glob("a*one.png")}) == 2
     results.export(tmp_path / "run", tmp_path / "adapter", "diffusers")
     (file,) = (tmp_path / "adapter").glob("*.safetensors")
     assert {value.dtype for value in load_file(file).values()} == {torch.float32}
