@@ -49,6 +49,7 @@ from fedwan.output.journal import verify
 from fedwan.output.records import Recorder
 from fedwan.protocol.registry import DECIDED
 from fedwan.site import meter, site, stub
+from fedwan.site.assignment import ORPHAN_GRACE_S
 from fedwan.site.site import Membership, Site
 from fedwan.state import hash_state
 
@@ -304,11 +305,21 @@ class World:
         return outcome
 
     def join_twice(self, name: str, folder: str) -> None:
-        """Start a second process of a site in a folder; nobody starts it again."""
+        """Start a second process of a site in a folder; nobody starts it again.
+
+        In a folder that another one has, it does not live longer than an orphan does.
+        """
         self.invariants.has_died = True  # one of the two will
         self._seconds.append(process := Process(name))
         train = partial(self._train, name, folder, process)
         self.kernel.spawn(Process("supervisor"), train, f"second of {name}")
+        if folder == name:
+            end = partial(self._end_orphan, process)
+            self.kernel.spawn(Process("supervisor"), end, f"end of the second of {name}")
+
+    def _end_orphan(self, process: Process) -> None:
+        self.kernel.park(ORPHAN_GRACE_S)
+        self.kernel.kill(process)
 
     def add_site(self) -> None:
         """The operator stops the run, and has it go on with one site more."""

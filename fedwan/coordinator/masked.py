@@ -174,7 +174,9 @@ def take_masks_off(
         masking.asked[index, version] = [merge.key.site for merge in round_.merged]
     if not merger.is_saved:
         merger.save(folder, round_, masking.run_id)
-    bundles = {m.key.site: m.contribution.bundle for m in round_.merged if m.contribution.bundle}
+    found = {m.key.site: m.contribution.bundle for m in round_.merged}
+    # In the order of sites: one that was admitted again comes last otherwise.
+    bundles = {name: bundle for name in masking.names if (bundle := found.get(name))}
     with hub.changed:
         basis = masking.basis(index, version, weights_sha256)
         asked = masking.present = Unmasking(

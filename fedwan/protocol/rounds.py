@@ -229,7 +229,7 @@ class Rounds(Generic[C, U]):
         if self.round is not None and not self.round.is_closed:
             self.round.expect(awaited, self._names)
         for index in range(len(self._fragments)):
-            self._begin_anew(index)
+            self.begin_anew(index)
 
     def forget(self, site: str) -> list[C]:
         """Drop what is whole of a site and not merged; the contributions that are done with."""
@@ -386,7 +386,7 @@ class Rounds(Generic[C, U]):
             return wire.DownloadHeader.READY, update
         if self.versions[fragment] >= version:
             if self._merged[fragment].get(site, (0, 0))[1] == version:
-                self._begin_anew(fragment)  # it cannot learn from it any more
+                self.begin_anew(fragment)  # it cannot learn from it any more
             return wire.DownloadHeader.SUPERSEDED, None
         return (wire.DownloadHeader.DONE if self.is_over else wire.DownloadHeader.NOT_YET), None
 
@@ -444,10 +444,10 @@ class Rounds(Generic[C, U]):
             if site in merged:
                 has_lost = merged[site][1] > (checkpoint if is_of_all else 0)
             if has_lost:
-                self._begin_anew(fragment)
+                self.begin_anew(fragment)
         return self._strategy.clock == "versions" and checkpoint < self.versions[0]
 
-    def _begin_anew(self, fragment: int) -> None:
+    def begin_anew(self, fragment: int) -> None:
         """What a strategy keeps at the sites begins anew at all of them, with the next version.
 
         It may hold together over all sites, which it no longer does where a site has not learnt

@@ -96,6 +96,7 @@ class Unmasking:
         basis: bytes,
         bundles: Mapping[str, wire.MaskBundle],
     ) -> None:
+        """`bundles` of the survivors, in the order of `names`."""
         self._names = list(names)
         self._bundles = bundles
         self._asked = wire.Unmask(

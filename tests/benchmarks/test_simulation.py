@@ -114,7 +114,7 @@ def test_a_seed_that_does_not_fail_is_not_shrunk(monkeypatch: pytest.MonkeyPatch
     ("owner", "name", "wrong", "scenario", "text"),
     [
         (Updates, "put", _put_and_keep, "quorum", "updates are kept"),
-        (Rounds, "_begin_anew", lambda *_: None, "scaffnew", "control variates"),
+        (Rounds, "begin_anew", lambda *_: None, "scaffnew", "control variates"),
         (GlobalModel, "save", _save_another, "diloco", "holds other weights"),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from threading import Condition
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from Crypto.Protocol.SecretSharing import Shamir
 
 from fedwan.config import Config
 from fedwan.coordinator.mask_keys import Masking
-from fedwan.coordinator.masked import MaskedMerger, _put_together
+from fedwan.coordinator.masked import MaskedMerger, _put_together, take_masks_off
 from fedwan.errors import ConfigError, PayloadError, UserError
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
@@ -205,6 +207,29 @@ def test_masks_go_where_contributions_are_added_up(
 def test_running_statistics_are_no_sum(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="running statistics.* use networks without batch norm"):
         run_tiny(tmp_path, config_of(inner=NET), norm=True)
+
+
+def test_a_site_that_was_admitted_again_does_not_change_the_order_of_a_sum(tmp_path: Path) -> None:
+    names = ["s1", "s2", "s3"]
+    merged = [
+        SimpleNamespace(
+            key=Key(0, 4, site), contribution=SimpleNamespace(bundle=wire.MaskBundle(epoch=7))
+        )
+        for site in ("s2", "s1", "s3")
+    ]
+    masking = Masking("run", names, 2)
+    masking.basis = lambda *_: b""  # type: ignore[method-assign]
+    hub: Any = SimpleNamespace(masking=masking, changed=Condition())
+    round_: Any = SimpleNamespace(fragment=SimpleNamespace(index=0), version=4, merged=merged)
+
+    def look() -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        take_masks_off(hub, round_, "", SimpleNamespace(is_saved=True), tmp_path, look, 1.0)  # type: ignore[arg-type]
+    assert masking.present is not None
+    asked = masking.present.question("s1", 0, 5)
+    assert asked is not None and list(asked.survivors) == names
 
 
 @pytest.mark.parametrize("num", [5, 20])
