@@ -94,8 +94,8 @@ class CoordinatedRun:
         self._saved: tuple[int, list[int]] = (0, [])
         """Version of the newest checkpoint, and versions of its fragments."""
         self._past = Past()
-        self._is_older = False
-        """Whether the checkpoint is an older one than the journal's last, and nobody chose it."""
+        self._num_behind = 0
+        """Versions by which the checkpoint is behind the journal's last one, if nobody chose it."""
         self._past_figures: dict[str, Any] = {}
         """The gate's, of a checkpoint."""
         self._past_masks: dict[str, Any] | None = None
@@ -154,8 +154,9 @@ class CoordinatedRun:
                 self.hub.decide(verb, site, has_begun=not has_joined)
         self._settle(claim)
         self._resumed = model = GlobalModel.load(folder, self._strategy, self.config)
-        self._is_older = not complaint and not goes_back and model.versions < past.saved
-        if self._is_older:
+        if not complaint and not goes_back and model.versions < past.saved:
+            both = zip(past.saved, model.versions, strict=True)
+            self._num_behind = max(saved - version for saved, version in both)
             complaint = (
                 f"the checkpoint is of version {model.version}, and one of "
                 f"{model.version_of(past.saved)} was written: what came between is made again, "
@@ -251,12 +252,11 @@ class CoordinatedRun:
         self._look_for_room(fragments)
         rounds.dropped = self.totals.dropped
         rounds.go_back_to(self._past.anew_from)
-        if self._is_older:  # what sites keep may be of versions that are taken back
+        if strategy.hook and self._num_behind > config.checkpoint.every:
+            # Sites have checkpoints of versions that are taken back, and none of this one.
             for fragment in fragments:
                 rounds.begin_anew(fragment.index)
-            text = (
-                "what a strategy keeps at the sites begins anew, as the checkpoint is an older one"
-            )
+            text = "what the strategy keeps at sites begins anew, as the checkpoint is an older one"
             self.hub.event("warning", None, text, anew_from=list(rounds.anew_from))
         self.hub.rejected = self.totals.rejected
         self._saved = (rounds.version, list(rounds.versions))
