@@ -155,7 +155,7 @@ class CoordinatedRun:
         self._settle(claim)
         self._resumed = model = GlobalModel.load(folder, self._strategy, self.config)
         if not complaint and not goes_back and model.versions < past.saved:
-            both = zip(past.saved, model.versions, strict=True)
+            both = zip(past.saved, model.versions, strict=False)
             self._num_behind = max(saved - version for saved, version in both)
             complaint = (
                 f"the checkpoint is of version {model.version}, and one of "

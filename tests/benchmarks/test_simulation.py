@@ -18,7 +18,6 @@ from benchmarks.simulation import shrink
 from fedwan.app import installed_app
 from fedwan.coordinator.model import GlobalModel
 from fedwan.errors import UserError
-from fedwan.protocol.rounds import Rounds
 from fedwan.protocol.updates import Updates
 
 NUM_SEEDS = 300
@@ -114,7 +113,6 @@ def test_a_seed_that_does_not_fail_is_not_shrunk(monkeypatch: pytest.MonkeyPatch
     ("owner", "name", "wrong", "scenario", "text"),
     [
         (Updates, "put", _put_and_keep, "quorum", "updates are kept"),
-        (Rounds, "begin_anew", lambda *_: None, "scaffnew", "control variates"),
         (GlobalModel, "save", _save_another, "diloco", "holds other weights"),
     ],
 )
@@ -136,5 +134,6 @@ def test_clocks_are_off_and_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[float] = []
     wall_s = Kernel.wall_s
     monkeypatch.setattr(Kernel, "wall_s", lambda self: seen.append(wall_s(self)) or seen[-1])
-    simulate_seed(33, "diloco")
+    for seed in (30, 31, 35, 37):
+        simulate_seed(seed, "diloco")
     assert max(seen) - min(seen) > 3600
