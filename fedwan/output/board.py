@@ -94,7 +94,8 @@ class SiteRow:
 
     def take(self, record: RoundRecord, *, is_now: bool) -> None:
         """Account for one round; one of an earlier start says nothing of its state."""
-        if is_now and self.state == "expected":  # else it may be merged after its site has gone
+        # Of two that measure one is told of. Else it may be merged after its site has gone.
+        if is_now and self.state in ("expected", "measuring"):
             self.state = "training"
         self.versions.add((record.fragment, record.version))
         self.step = record.step

@@ -32,6 +32,8 @@ _TICK_S = 0.25
 _PLAIN_EVERY_S = 15.0
 _STATE_STYLES = {"training": "green", "measuring": "cyan", "silent": "bold red"}
 _MOST_LOSSES, _LOSS_WIDTH = 4, 7
+_LONGEST_S = 5.0
+"""Between two looks, however long one takes on a busy machine."""
 
 
 class Follower:
@@ -57,7 +59,7 @@ class Follower:
             return
         with suppress(ConfigError):  # damage must not end a live view
             self.board, self._sizes = read_run(self._out, self._since)[0], sizes
-        self._due_s = self.elapsed_s + 50 * (self.elapsed_s - begun_s)
+        self._due_s = self.elapsed_s + min(_LONGEST_S, 50 * (self.elapsed_s - begun_s))
 
 
 def watch(out: Path, config: Config, is_running: Callable[[], bool], console: Console) -> None:
@@ -117,7 +119,7 @@ def render_board(board: Board, elapsed_s: float) -> RenderableType:
     if left and not board.is_done:
         times += f", about {duration_text(left)} left"
     if (measuring_s := board.measuring_left_s(time.time())) is not None:
-        times += f", of measuring {duration_text(measuring_s)}"
+        times += f", {duration_text(measuring_s)} of measuring left"
     progress = Table.grid(padding=(0, 2))
     progress.add_row(
         ProgressBar(total=max(1, config.steps), completed=board.step, width=30),

@@ -108,6 +108,9 @@ def test_it_tells_the_phases_of_a_run(board: Board) -> None:
         board.take(record_of(row, 4.0))
         assert board.sites["s2"].state == "training" and board.measuring_left_s(4.0) is None
     assert board.phase == "ending"
+    board.take(event("measuring", "s2"))
+    board.take(record_of(round_row(2, "s2"), 1.0))  # of two that measure one is told of
+    assert board.sites["s2"].state == "training"
     board.take(event("done", None))
     assert board.phase == "done"
 
