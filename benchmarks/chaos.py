@@ -92,8 +92,8 @@ def _disturb(
             return
         began = time.monotonic()
         try:
-            KINDS[kind](run, rng)
-            ended = run.reach(version + FURTHER)
+            KINDS[kind](run, rng)  # which may wait for its moment
+            ended = run.reach(min(run.version() + FURTHER, versions))
         except FedwanError as error:
             if run.child.poll() == 0:
                 return  # it was done before there was anything to disturb

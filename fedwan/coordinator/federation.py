@@ -158,6 +158,10 @@ class Federation:
             now_s = time.monotonic()
             gone = self.registry.absent(now_s)
             verdict, merges = self.rounds.advance(now_s, len(self.live()), gone)
+            if self.masking and (present := self.rounds.round):
+                # What is merged now cannot be taken out of the sum, whoever is let go meanwhile.
+                at = present.fragment.index, present.version
+                self.masking.asked[at] = [merge.key.site for merge in present.merged]
             if verdict == "close" and not self.rounds.updates.keeps_past:
                 self._snapshots.clear()
             if verdict == "close" and self.rounds.round and self.rounds.round.is_held:

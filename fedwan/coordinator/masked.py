@@ -170,8 +170,6 @@ def take_masks_off(
     masking, began_s = hub.masking, time.monotonic()
     assert masking is not None
     index, version = round_.fragment.index, round_.version
-    with hub.changed:
-        masking.asked[index, version] = [merge.key.site for merge in round_.merged]
     if not merger.is_saved:
         merger.save(folder, round_, masking.run_id)
     found = {m.key.site: m.contribution.bundle for m in round_.merged}

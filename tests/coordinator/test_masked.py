@@ -12,6 +12,7 @@ import pytest
 from Crypto.Protocol.SecretSharing import Shamir
 
 from fedwan.config import Config
+from fedwan.coordinator.federation import Federation
 from fedwan.coordinator.mask_keys import Masking
 from fedwan.coordinator.masked import MaskedMerger, _put_together, take_masks_off
 from fedwan.errors import ConfigError, PayloadError, UserError
@@ -230,6 +231,25 @@ def test_a_site_that_was_admitted_again_does_not_change_the_order_of_a_sum(tmp_p
     assert masking.present is not None
     asked = masking.present.question("s1", 0, 5)
     assert asked is not None and list(asked.survivors) == names
+
+
+def test_who_is_in_the_present_sum_is_needed_for_it() -> None:
+    masking = Masking("run", ["s1", "s2", "s3"], 2)
+    for name in masking.names:
+        masking.keep(name, wire.MaskCard(site=name))
+    merges = [SimpleNamespace(key=Key(0, 4, name)) for name in ("s1", "s3")]
+    round_ = SimpleNamespace(fragment=SimpleNamespace(index=0), version=4, merged=merges)
+    hub: Any = SimpleNamespace(
+        changed=Condition(),
+        registry=SimpleNamespace(absent=lambda now_s: []),
+        rounds=SimpleNamespace(advance=lambda *_: ("wait", merges), round=round_),
+        live=lambda: masking.names,
+        masking=masking,
+    )
+    assert not masking.needs("s1", ["s2", "s3"])
+    Federation.advance(hub)
+    assert "is needed to take the masks off round 5" in masking.needs("s1", ["s2", "s3"])
+    assert not masking.needs("s2", ["s1", "s3"])
 
 
 @pytest.mark.parametrize("num", [5, 20])
