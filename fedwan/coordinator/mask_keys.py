@@ -39,8 +39,8 @@ class Masking:
         """Of this start: what is sent anew goes under other masks."""
         self.present: Unmasking | None = None
         self.asked: dict[tuple[int, int], list[str]] = {}
-        """Survivors by fragment and version, of sums that a checkpoint may not outlive yet, and of the
-        present one so far."""
+        """Survivors by fragment and version, of sums that a checkpoint may not outlive yet; of the
+        present one who is in it so far."""
         self._cards: dict[str, wire.MaskCard] = {}
         self._sizes: dict[tuple[int, int], bytes] = {}
 
