@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 Versions = tuple[int, ...]
 """By fragment."""
+Place = tuple[int, int]
+"""A fragment's index, and a version of it."""
 VARIATES = 1e-4
 """What the sum of control variates, in units of weights, may lack for rounding."""
 
@@ -60,12 +62,14 @@ class Invariants:
         """Hash of the weights that sites have, by versions, as updates told them."""
         self._stepping: dict[str, Site] = {}
         """By name, the one that took the last step."""
-        self._variates: dict[int, dict[str, State]] = {}
-        """By version and site, in the steps from there."""
-        self._lost: dict[int, State] = {}
-        """What coding has lost of the updates so far, by version."""
-        self._begun: dict[int, None] = {}
-        """Versions at which a site has begun, without what it knew of others."""
+        self._variates: dict[Place, dict[str, State]] = {}
+        """By fragment, version and site, in the steps from there."""
+        self._lost: dict[Place, State] = {}
+        """What coding has lost of the updates so far, by fragment and version."""
+        self._begun: dict[Place, None] = {}
+        """Where a site has begun, without what it knew of others, by fragment and version."""
+        self._steps: dict[int, int] = {}
+        """Between two updates of a fragment."""
 
     def forget(self, *, is_back: bool = False) -> None:
         """Something was lost for good; `is_back`: what was called durable, too."""
@@ -83,8 +87,8 @@ class Invariants:
         self.has_gone_back = self.has_gone_back or last > min(held, default=0)
         self._saved = [min(held, default=0)]
         for of in (self._variates, self._lost, self._begun):
-            for at in [at for at in of if at > min(held, default=0)]:  # which is made anew
-                del of[at]
+            for at in [at for at in of if at[1] > (held[at[0]] if held else 0)]:
+                del of[at]  # which is made anew
         self._observe(run)
 
     def on_durable(self, process: Process, folder: Path) -> None:
@@ -132,12 +136,14 @@ class Invariants:
                 self._merged[merge.key] = into
             return verdict, merges
 
-        def observed_publish(payload: Any, *, is_own: bool = False) -> None:
-            publish(payload, is_own=is_own)
+        def observed_publish(payload: Any, **given: Any) -> None:
+            publish(payload, **given)
             versions, sha = tuple(hub.model.versions), hash_state(hub.model.state)
             self._world.num_updates += 1
             self._world.report.sha[versions] = self._told[versions] = sha
-            self._lost[versions[0]] = clone(hub.model._residual)
+            for at, fragment in zip(enumerate(versions), hub.model.fragments, strict=True):
+                lost = {n: v for n, v in hub.model._residual.items() if n in fragment.layout}
+                self._lost[at] = clone(lost)
             self._world.note(f"versions {versions} are {sha[:12]}")
             if self._is_bound() and sha != self._undisturbed.get(versions):
                 self._world.violated(f"versions {versions} are not those of the undisturbed run")
@@ -200,11 +206,14 @@ class Invariants:
         variates = getattr(site._place.hook, "variates", None)
         if variates is None:
             return
-        version = site._place.versions[0]
-        if self._stepping.get(site.name) is not site:
-            self._stepping[site.name] = site
-            self._begun[version] = None
-        self._variates.setdefault(version, {})[site.name] = clone(variates)
+        place = site._place
+        for at, fragment in zip(enumerate(place.versions), place.fragments, strict=True):
+            if self._stepping.get(site.name) is not site:
+                self._begun[at] = None
+            self._steps[at[0]] = fragment.steps(self._world.config.h)
+            mine = {name: value for name, value in variates.items() if name in fragment.layout}
+            self._variates.setdefault(at, {})[site.name] = clone(mine)
+        self._stepping[site.name] = site
 
     def check_variates(self) -> None:
         """Sum to 0 over the sites, once all stand at a version at which none has begun.
@@ -218,16 +227,20 @@ class Invariants:
             return
         if self.has_lost and self.has_gone_back:
             return
-        for version, of in sorted(self._variates.items()):
-            if version in self._begun or len(of) < len(world.names) or not version:
+        for at, of in sorted(self._variates.items()):
+            index, version = at
+            if at in self._begun or len(of) < len(world.names) or not version:
                 continue
             for name in next(iter(of.values())):
                 values = torch.stack([state[name] for state in of.values()])
-                mean = world.config.h * values.mean(0) + self._lost[version].get(name, 0.0)
-                begun = [self._lost[v][name] for v in self._lost if name in self._lost[v]]
+                mean = self._steps[index] * values.mean(0) + self._lost[at].get(name, 0.0)
+                begun = [lost[name] for lost in self._lost.values() if name in lost]
                 lacking = min(float((mean - lost).abs().max()) for lost in (0.0, *begun))
                 if lacking > VARIATES:
-                    world.violated(f"control variates at version {version} lack {lacking:.2g}")
+                    world.violated(
+                        f"control variates of fragment {index} at version {version} lack "
+                        f"{lacking:.2g}"
+                    )
                     return
 
     def _is_bound(self) -> bool:

@@ -372,10 +372,8 @@ def _identities(*names: str) -> Mapping[str, Identity]:
 
 
 @cache
-def _undisturbed(scenario: str) -> Mapping[Versions, str]:
-    report = simulate_seed(0, scenario, faults=0)
-    assert not report.violations, report.violations
-    return report.sha
+def _undisturbed(scenario: str) -> Report:
+    return simulate_seed(0, scenario, faults=0)
 
 
 def simulate_seed(
@@ -385,7 +383,8 @@ def simulate_seed(
     scenario = scenario or TURNS[seed % len(TURNS)]
     scenario = draw(seed) if scenario == DRAWN else scenario
     report = Report(seed, scenario, num_faults=faults, without=without)
-    undisturbed = _undisturbed(scenario) if faults else {}
+    undisturbed = _undisturbed(scenario) if faults else Report(seed, scenario)
+    report.violations += undisturbed.violations
     memory = MEMORY if MEMORY.exists() else None
     with tempfile.TemporaryDirectory(prefix="seeded-", dir=memory) as folder:
-        return World(report, undisturbed, Path(folder)).run()
+        return World(report, undisturbed.sha, Path(folder)).run()

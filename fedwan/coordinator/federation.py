@@ -176,10 +176,10 @@ class Federation:
             self.refuse_contribution(merges[place].key.site, why)
         return [merge for place, merge in enumerate(merges) if place not in odd]
 
-    def publish(self, payload: Payload, *, is_own: bool = False) -> None:
+    def publish(self, payload: Payload, *, own: str = "") -> None:
         """See `Rounds.publish`; frees the contributions that are done with."""
         with self.changed:
-            done = self.rounds.publish(payload, is_own=is_own)
+            done = self.rounds.publish(payload, own=own)
             for key, contribution, _, _ in self.rounds.round.merged if self.rounds.round else ():
                 self.gate.note(key.fragment, contribution.measures.figures())
             self.intake.forget(*self.rounds.least_wanted())

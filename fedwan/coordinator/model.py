@@ -128,8 +128,8 @@ class GlobalModel:
         """Payloads that are of the average itself."""
         self._hashes: dict[tuple[int, int], str] = {}  # by fragment and version, the last two
         self._lock = threading.Lock()
-        self.takes_over = False
-        """Whether the latest update is one site's contribution, bit for bit."""
+        self.own = [""] * len(self.fragments)
+        """By fragment, the site whose contribution its latest update is, bit for bit; or empty."""
         self.is_whole = True
         """Whether weights and outer state are of the same version: not after a commit that failed.
         """
@@ -141,21 +141,21 @@ class GlobalModel:
         samples: int,
         times: int = 1,
         run_step: int = 0,
-        is_alone: bool = False,
+        alone: str = "",
     ) -> Payload:
         """One outer update, of all networks or none, as sites will get it; `merged` is emptied.
 
-        What is not in `merged` stays as it is. A `UserError` if weights that are no numbers would
+        `alone`: the one site that it is of. What is not in `merged` stays as it is. A `UserError` if weights that are no numbers would
         come of it, or an outer step fails.
         """
         self.is_whole = False
-        deltas = dict(merged) if is_alone else {}
+        deltas = dict(merged) if alone else {}
         for name in fragment.layout.keys() - merged.keys():
             present = self.state[name]
             is_delta = self.layout[name].role is Role.PARAMETER
             merged[name] = torch.zeros_like(present) if is_delta else present.clone()
         proposal = self._server_step.propose(merged, times, run_step)
-        self.takes_over = bool(deltas) and all(
+        is_own = bool(deltas) and all(
             torch.equal(proposal[name], delta.neg())
             for name, delta in deltas.items()
             if self.layout[name].role is Role.PARAMETER
@@ -177,6 +177,7 @@ class GlobalModel:
                 self._half_life,
             )
             self.versions[fragment.index] += 1
+            self.own[fragment.index] = alone if is_own else ""
         self.is_whole = True
         return payload
 
@@ -299,6 +300,7 @@ class GlobalModel:
             "fragments": [list(fragment.layout) for fragment in self.fragments],
             "contributes": self._contributes,
             "versions": self.versions,
+            "own": self.own,
         }
         write_tensors(folder / CHECKPOINT, tensors, content, folder / PREVIOUS)
 
@@ -323,6 +325,7 @@ class GlobalModel:
             model._server_step.load_state(select_prefix("outer", tensors))
             model._residual = select_prefix("residual", tensors)
             model.versions = [int(v) for v in meta["versions"]]
+            model.own = [str(site) for site in meta["own"]]
             if (num := len(model.versions)) != len(model.fragments):
                 raise ValueError(f"{num} fragments, where it cuts {len(model.fragments)}")
         except (KeyError, TypeError, ValueError, ConfigError) as error:

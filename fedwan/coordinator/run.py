@@ -250,6 +250,8 @@ class CoordinatedRun:
         if self.hub.masking and self._resumed:
             self._mergers.resume(self._run_id, rounds, self._resumed)
         self._look_for_room(fragments)
+        if self._resumed:
+            rounds.own = list(self._resumed.own)
         rounds.dropped = self.totals.dropped
         rounds.go_back_to(self._past.anew_from)
         if strategy.hook and self._num_behind > config.checkpoint.every:
@@ -305,6 +307,7 @@ class CoordinatedRun:
                 if why := hub.overcounted(fragment.index, merge.contribution.measures.figures()):
                     hub.event("warning", merge.key.site, f"{merge.key.site}'s {why}; it is cut")
         contributions = [contribution_row(m, self._mergers.share(m)) for m in round_.merged]
+        sites = [merge.key.site for merge in round_.merged]
         self._version_lines.wait()
         payload = model.commit(
             fragment,
@@ -312,14 +315,14 @@ class CoordinatedRun:
             round_.samples,
             rounds.times(),
             rounds.run_step,
-            is_alone=self._is_plain and len(round_.merged) == 1,
+            alone=sites[0] if self._is_plain and len(sites) == 1 else "",
         )
         self._version_lines.add(model, fragment, contributions)
         self._mergers.take_up(rounds, model, fragment)
         self.totals.add_round(round_.merged)
         if self._privacy:
             self.checkpoint(model)  # what was sent out must count, and not come a second time
-        hub.publish(payload, is_own=model.takes_over)
+        hub.publish(payload, own=model.own[fragment.index])
         self._evaluator.note(rounds.version, rounds.run_step)
         round_s = time.monotonic() - began_s
         self._rows.add(round_, samples, before, rounds.run_step, round_s)

@@ -222,6 +222,7 @@ class Servicer(Federation):
         self.intake.free()
         with self.changed:
             self.registry.find(site, header.session)
+            self._note_back(site)  # before its stream is there, maybe
             if header.run_id != self._run_id:
                 raise PayloadError(f"upload is of run {header.run_id}, this is {self._run_id}")
             self.intake.check(upload)

@@ -80,8 +80,8 @@ class Rounds(Generic[C, U]):
         self._merged: list[dict[str, tuple[int, int]]] = [{} for _ in fragments]
         """Of each site, the version that its latest merged contribution started from, and the one
         that it became part of."""
-        self._own = [0] * len(fragments)
-        """The latest version if its update is one contribution, bit for bit."""
+        self.own = [""] * len(fragments)
+        """By fragment, the site whose contribution its latest update is, bit for bit; or empty."""
         self.anew_from = [0] * len(fragments)
         """By fragment, the version at which what a strategy keeps at the sites began anew."""
         self._resumed_at = list(self.versions)
@@ -307,12 +307,12 @@ class Rounds(Generic[C, U]):
         is_warmup = self._policy.arrivals_from is not None and not self._present().is_on_arrival
         return len(self.awaited) if is_warmup else 1
 
-    def publish(self, update: U, *, is_own: bool = False) -> list[C]:
+    def publish(self, update: U, *, own: str = "") -> list[C]:
         """The round's update is out; contributions that are done with: merged, or too late."""
         present = self._present()
         index, version = present.fragment.index, present.version + 1
         self.hold(index, version, update)
-        self._own[index] = version if is_own else 0
+        self.own[index] = own
         self._times[index].forget(version)
         self.samples += present.samples
         self.latest = [merge.key.site for merge in present.merged]
@@ -412,7 +412,7 @@ class Rounds(Generic[C, U]):
         return wire.DownloadHeader(
             merged_from=start,
             merged_into=into,
-            is_own=0 < self._own[fragment] == into,
+            is_own=self.own[fragment] == site,
             anew_from=self.anew_from[fragment],
             steps=self._paces.steps(site),
             run_step=self.run_step,

@@ -169,13 +169,13 @@ def test_a_coordinator_that_is_killed_repeats_its_bits_and_sends_no_version_twic
             raise Killed
         save(model, folder, dict(meta))
 
-    def perish(hub: Federation, payload: Any, *, is_own: bool = False) -> None:
+    def perish(hub: Federation, payload: Any, **given: Any) -> None:
         on_disk = read_tensors_meta(tmp_path / "b" / "checkpoint" / CHECKPOINT)
         assert hub.model is not None and on_disk["versions"] == hub.model.versions
         assert on_disk["privacy"]["steps"] == hub.model.version
         if hub.model.version == 4:
             raise Killed
-        publish(hub, payload, is_own=is_own)
+        publish(hub, payload, **given)
 
     dying = (GlobalModel, "save", die) if "checkpoint" in at else (Federation, "publish", perish)
     with patch.object(*dying), pytest.raises(Killed):

@@ -154,7 +154,7 @@ def test_on_arrival_the_first_to_come_makes_a_version() -> None:
         send(rounds, site, 0)
     assert rounds.advance(0.0, 1)[0] == "wait", "below its quorum of live sites"
     (merge,) = rounds.advance(0.0, 2)[1]
-    rounds.publish(Update(1), is_own=True)
+    rounds.publish(Update(1), own="s2")
     assert (merge.key.site, merge.scale) == ("s2", 1.0)
     assert rounds.tell("s2", 0).is_own and not rounds.tell("s1", 0).is_own
     rounds.begin(0.0)
