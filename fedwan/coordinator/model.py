@@ -145,8 +145,8 @@ class GlobalModel:
     ) -> Payload:
         """One outer update, of all networks or none, as sites will get it; `merged` is emptied.
 
-        `alone`: the one site that it is of. What is not in `merged` stays as it is. A `UserError` if weights that are no numbers would
-        come of it, or an outer step fails.
+        What is not in `merged` stays as it is. `alone`: the one site that it is of. A `UserError`
+        if weights that are no numbers would come of it, or an outer step fails.
         """
         self.is_whole = False
         deltas = dict(merged) if alone else {}

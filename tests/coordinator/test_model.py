@@ -244,6 +244,20 @@ def test_a_resumed_run_goes_on_bit_for_bit(name: str, down: str, tmp_path: Path)
     assert same_bits(model.ema, loaded.ema) and model.versions == loaded.versions == [7]
 
 
+def test_a_checkpoint_tells_whose_contribution_the_latest_update_is(tmp_path: Path) -> None:
+    """A site that goes on from before it keeps its weights, which rounding makes others."""
+    strategy = strategy_of("local_sgd")
+    model = make_model(strategy)
+    for alone in ("s2", ""):
+        model.commit(model.fragments[0], positive_state(1), samples=30, alone=alone)
+        model.save(tmp_path, {})
+        loaded = GlobalModel.load(tmp_path, strategy, CONFIG)
+        assert model.own == loaded.own == [alone]
+    advanced = make_model(strategy_of("diloco"))  # whose momentum makes it another update
+    advanced.commit(advanced.fragments[0], positive_state(1), samples=30, alone="s2")
+    assert advanced.own == [""]
+
+
 def test_the_hashes_of_the_last_two_versions_are_known(tmp_path: Path) -> None:
     model = make_model(strategy_of("diloco"))
     hashes = []

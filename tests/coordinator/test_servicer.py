@@ -386,6 +386,20 @@ def test_a_site_that_lost_checkpoints_is_told_of(bench: Bench, checkpoint: int, 
     assert len(found) == bool(told) and all(told in text for text in found)
 
 
+def test_a_site_whose_stream_comes_after_its_first_contributions_lost_no_checkpoint(
+    bench: Bench,
+) -> None:
+    hello, payload = bench.hello("s1", "new"), payload_of(1.0, bench.layout)
+    bench.hub.join("s1", hello)
+    header = header_of(payload)
+    header.session = "new"
+    bench.hub.open_upload("s1", header)
+    bench.publish(3, payload)
+    bench.hub.attach("s1", "new")
+    assert not [text for event, _, text in bench.events if event == "warning"]
+    assert bench.rounds.anew_from == [0]
+
+
 def test_how_a_site_failed_is_told_once_it_is_silent_or_at_once_if_nobody_else_tells(
     tmp_path: Path,
 ) -> None:
