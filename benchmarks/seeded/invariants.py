@@ -49,8 +49,6 @@ class Invariants:
         """Whether the operator has decided anything."""
         self.has_lost = False
         """Whether a folder or the newest checkpoints were lost, or the sites are others."""
-        self.has_gone_back = False
-        """Whether a coordinator went on from a version before one that sites were told."""
         self._saved = [0]
         """Versions of the coordinator's last two checkpoints; the older one is called durable."""
         self._promised = 0
@@ -83,8 +81,6 @@ class Invariants:
             self._world.violated(f"version {self._promised} was called durable, and is lost")
         self._merged = {k: v for k, v in self._merged.items() if held and v <= held[k.fragment]}
         self._accepted.clear()
-        last = max((max(versions) for versions in self._told), default=0)
-        self.has_gone_back = self.has_gone_back or last > min(held, default=0)
         self._saved = [min(held, default=0)]
         for of in (self._variates, self._lost, self._begun):
             for at in [at for at in of if at[1] > (held[at[0]] if held else 0)]:
@@ -218,14 +214,11 @@ class Invariants:
     def check_variates(self) -> None:
         """Sum to 0 over the sites, once all stand at a version at which none has begun.
 
-        But for what the updates' coding has lost since all began anew, which the next one pays. Not
-        looked at where versions were taken back and something was lost, too (docs/log.md).
+        But for what the updates' coding has lost since all began anew, which the next one pays.
         """
         world = self._world
         is_barrier = find(world.report.scenario).same_bits != "never"
         if not is_barrier or self.has_decided or len(world.names) != world.num_first:
-            return
-        if self.has_lost and self.has_gone_back:
             return
         for at, of in sorted(self._variates.items()):
             index, version = at

@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 JOURNAL = "journal.jsonl"
 FIRST = "0" * 64
 """What the first line holds as the hash of the line before."""
-DURABLE = frozenset("start resume version checkpoint stopped done drained ejected admitted".split())
-"""Events that are on disk when `append` returns; none of them is told under a lock."""
+DURABLE = frozenset(
+    "start resume version checkpoint stopped done drained ejected admitted warning".split()
+)
+"""Events that are on disk when `append` returns. A warning may say that all sites begin anew."""
 
 
 Sign = Callable[[bytes], bytes]
