@@ -83,13 +83,9 @@ class Bench:
         fragments = self.strategy.fragments(self.layout)
         self.intake = Intake(self.layout, fragments, self.strategy.up, folder / "spool")
         self.claim = Claim.of(self.hello(sites[0]))
-        self.hub = Servicer(
-            RUN,
-            self.registry,
-            Agreement(sites, len(sites), self.claim),
-            self._keep,
-            chunk_bytes,
-        )
+        agreement = Agreement(sites, len(sites))
+        agreement.agreed = self.claim
+        self.hub = Servicer(RUN, self.registry, agreement, self._keep, chunk_bytes)
         self.rounds = CoordinatorRounds(self.strategy, fragments, sites, 1000, 4)
         self.hub.start(self.rounds, self.intake)
         self.set_model()

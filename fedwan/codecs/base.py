@@ -318,14 +318,9 @@ class Codec(NamedTuple):
             group.append((coded, target))
         add()
 
-    def decode_each(self, payload: Source, layout: Layout) -> Iterator[tuple[str, Tensor]]:
-        """As `read_each`, decoded; copy what is to be changed, or kept when the next is taken."""
-        for name, coded in self.read_each(payload, layout):
-            yield name, coded.tensor()
-
     def decode(self, payload: Source, layout: Layout) -> State:
         """All tensors of a payload, checked whole before any is returned; copies."""
-        return {name: value.clone() for name, value in self.decode_each(payload, layout)}
+        return {name: coded.tensor().clone() for name, coded in self.read_each(payload, layout)}
 
 
 class Reading:

@@ -170,15 +170,11 @@ class Sum:
 
     def add(self, record: Masked) -> None:
         """One more."""
-        is_first = not self._blocks
-        if is_first:
+        if not self._blocks:
             small = np.uint8 if self._width <= 8 else np.uint16
-            self._lay_out(np.empty(-(-self._num // _ROW) * _ROW, small), 0)
+            self._lay_out(np.zeros(-(-self._num // _ROW) * _ROW, small), 0)
         for mine, other in zip(self._blocks, record.blocks(), strict=True):
-            if is_first:
-                mine[:] = other
-            else:
-                np.add(mine, other, out=mine)
+            np.add(mine, other, out=mine)
 
     def state(self) -> tuple[Tensor, int]:
         """What was added up so far, under masks: values, which share its memory, and sizes."""

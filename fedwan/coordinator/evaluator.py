@@ -184,12 +184,8 @@ def _fd(finding: Evaluated) -> float:
 
 def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of the numbers that all rows hold."""
-    shared = [key for key in rows[0] if all(_is_number(row.get(key)) for row in rows)]
+    shared = [k for k in rows[0] if all(isinstance(row.get(k), int | float) for row in rows)]
     return {key: fmean(row[key] for row in rows) for key in shared}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _tensors(report: Report) -> State:

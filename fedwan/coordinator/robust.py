@@ -97,7 +97,7 @@ class RobustMerger:
         """One tensor merged; `apart` has the squared distances of means until their variances."""
         spec, bad = self._layout[name], trim_of(len(values), self._bad)
         if spec.role is Role.COUNTER:
-            return vouched(torch.stack(list(values)), bad)
+            return _middle(torch.stack(list(values)), bad).amax(0)
         if name in self._mean_of:
             between = apart.pop(self._mean_of[name])
             values = [v + d for v, d in zip(values, between, strict=True)]
@@ -153,26 +153,6 @@ def trim_of(num: int, bad: int) -> int:
     return min(bad, (num - 1) // 2)
 
 
-def middle_mean(rows: Tensor, cut: int) -> Tensor:
-    """By value, the mean of rows (n, …) but for the `cut` largest and smallest; spoils the rows.
-
-    With cut = (n - 1) // 2 their median. The same bits on any number of threads.
-
-    >>> middle_mean(torch.tensor([[1e17], [3.0], [1.0], [2.0]]), 1)
-    tensor([2.5000])
-    """
-    middle = _middle(rows, cut)
-    total = middle[0].clone()
-    for row in middle[1:]:
-        total += row
-    return total.div_(len(middle)) if len(middle) > 1 else total
-
-
-def vouched(rows: Tensor, bad: int) -> Tensor:
-    """By value, the (bad + 1)-th largest of rows (n, …): an honest one is as large."""
-    return _middle(rows, bad).amax(0)
-
-
 def _middle(rows: Tensor, cut: int) -> Tensor:
     """Rows but for the `cut` largest and smallest by value, in place: 2 cut (n - 1) exchanges.
 
@@ -195,10 +175,16 @@ def _exchange(low: Tensor, high: Tensor) -> None:
 
 
 def middle_of(values: Sequence[Tensor], cut: int, into: Tensor) -> None:
-    """`middle_mean` of tensors, a span at a time, into one of their shape."""
+    """By value, the mean of all but the `cut` largest and smallest, into a tensor of their shape.
+
+    With cut = (n - 1) // 2 their median. The same bits on any number of threads.
+    """
     flat, target = [value.reshape(-1) for value in values], into.view(-1)
     for span in spans(len(target), span_values(len(target), target.device)):
-        target[span] = middle_mean(torch.stack([each[span].float() for each in flat]), cut)
+        middle = _middle(torch.stack([each[span].float() for each in flat]), cut)
+        for row in middle[1:]:
+            middle[0] += row
+        target[span] = middle[0].div_(len(middle))
 
 
 def squares(values: Sequence[Tensor], centre: Tensor) -> Tensor:

@@ -78,11 +78,14 @@ class _Outer(ServerStep):
         super().__init__(model, layout, transforms)
         self._transforms = transforms
         self._state: dict[str, State] = {}
-        self._own: dict[str, dict[str, list[str]]] = {}
+        self._own: dict[str, list[str]] = {}
+        """By tensor, the names of its part of the state, which end in its own."""
         for network, transform in transforms.items():
-            names = self._parameters[network]
-            self._state[network] = transform.init({n: model[n] for n in names})
-            self._own[network] = _names_by_tensor(self._state[network], names)
+            self._state[network] = {}
+            for name in self._parameters[network]:
+                part = transform.init({name: model[name]})
+                self._state[network] |= part
+                self._own[name] = [own for own in part if own.endswith(name)]
 
     def _step(self, merged: State, times: int, run_step: int) -> State:
         out: State = {}
@@ -96,7 +99,7 @@ class _Outer(ServerStep):
     def _update(self, name: str, delta: Tensor) -> Tensor:
         network = network_of(name)
         whole = self._state[network]
-        part = {n: whole[n] for n in self._own[network][name]}
+        part = {n: whole[n] for n in self._own[name]}
         try:
             update, new = self._transforms[network].update({name: delta}, part)
             if not isinstance(moved := update[name], Tensor):
@@ -217,18 +220,6 @@ class MirrorInner(StepInner):
                     f"finite; lower inner.{network_of(name)}.lr, and continue with --resume from "
                     "the checkpoint before it"
                 )
-
-
-def _names_by_tensor(state: State, tensors: Iterable[str]) -> dict[str, list[str]]:
-    """Each tensor's own part of an outer state: names end in ":tensor", whatever the chain."""
-    names: dict[str, list[str]] = {tensor: [] for tensor in tensors}
-    for name in state:
-        tail = name
-        while tail and tail not in names:
-            tail = tail.partition(":")[2]
-        if tail:
-            names[tail].append(name)
-    return names
 
 
 def step_outer(

@@ -4,6 +4,8 @@ Handler threads of the data plane come in through the `Hub` methods; the run
 (`fedwan.coordinator.run`) takes contributions out and puts updates in.
 """
 
+# ruff: noqa: D102 (methods are those of `fedwan.link.base.Hub`)
+
 from __future__ import annotations
 
 import copy
@@ -61,7 +63,6 @@ class Servicer(Federation):
     # Join, heartbeats, farewell ------------------------------------------------------------
 
     def join(self, site: str, hello: wire.Hello) -> wire.Welcome:
-        """See `Hub`."""
         try:
             bound(hello, self.passed_s())
             claim = self.agreement.claim(Claim.of(hello))  # before the lock
@@ -120,7 +121,6 @@ class Servicer(Federation):
             )
 
     def attach(self, site: str, session: str) -> Signals:
-        """See `Hub`."""
         signals: Signals = SimpleQueue()
         with self.changed:
             self.registry.attach(site, session, signals, time.monotonic())
@@ -153,18 +153,15 @@ class Servicer(Federation):
 
     @_bounded
     def heard(self, site: str, signal: wire.SiteSignal) -> None:
-        """See `Hub`."""
         with self.changed:
             self.registry.hear(site, signal.session, signal.step, time.monotonic())
 
     def detach(self, site: str, session: str) -> None:
-        """See `Hub`."""
         with self.changed:
             self.registry.drop(site, session)
 
     @_bounded
     def report(self, site: str, report: wire.QualityReport) -> None:
-        """See `Hub`."""
         answer, problem = None, ""
         try:
             answer = read_report(report)
@@ -187,7 +184,6 @@ class Servicer(Federation):
 
     @_bounded
     def unmask(self, site: str, answer: wire.Unmasked) -> None:
-        """See `Hub`."""
         with self.changed:
             self.registry.find(site)
             if self.masking:
@@ -196,7 +192,6 @@ class Servicer(Federation):
 
     @_bounded
     def leave(self, site: str, farewell: wire.Farewell) -> None:
-        """See `Hub`."""
         with self.changed:
             entry = self.registry.find(site)
             if entry.session != farewell.session or entry.has_left:
@@ -214,7 +209,6 @@ class Servicer(Federation):
 
     @_bounded
     def open_upload(self, site: str, header: wire.UploadHeader) -> UploadReception | wire.Receipt:
-        """See `Hub`."""
         upload = _upload(site, header)
         if not self.masking:
             header.ClearField("bundle")  # which nobody bounds
@@ -251,7 +245,6 @@ class Servicer(Federation):
     def close_stripe(
         self, site: str, header: wire.UploadHeader, proof: Proof | None = None
     ) -> wire.Receipt:
-        """See `Hub`."""
         upload = _upload(site, header)
         with self.changed:
             settled = self._settled(upload)
@@ -274,7 +267,9 @@ class Servicer(Federation):
             if self.intake.find(upload) is not reception:
                 return settled or _INCOMPLETE
             if not problem and settled is None and upload.kind == wire.UploadHeader.CONTRIBUTION:
-                problem = self._objection(upload.key.fragment, measures.figures())
+                figures = measures.figures()
+                problem = self.overcounted(upload.key.fragment, figures)
+                problem = problem or self.gate.objection(upload.key.fragment, figures)
             if problem:
                 return self._rejection(upload, problem)
             if settled is not None:
@@ -340,10 +335,6 @@ class Servicer(Federation):
         step = self.rounds.others_step(time.monotonic())
         return wire.Receipt(status=wire.Receipt.STALE, text=text, others_step=step)
 
-    def _objection(self, fragment: int, figures: Mapping[str, float]) -> str:
-        counted = self.overcounted(fragment, figures)
-        return counted or self.gate.objection(fragment, figures)
-
     def overcounted(self, fragment: int, figures: Mapping[str, float]) -> str:
         """See `fedwan.protocol.gate.overcounted`; nothing before the weights are here."""
         present = self.model.counters(fragment) if self.model else {}
@@ -371,7 +362,6 @@ class Servicer(Federation):
 
     @_bounded
     def download(self, site: str, request: wire.DownloadRequest) -> Delivery:
-        """See `Hub`."""
         with self.changed:
             self.registry.find(site)
             num_fragments = len(self.rounds.versions)

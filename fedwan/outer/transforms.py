@@ -3,8 +3,8 @@
 They are (init, update) pairs, in the manner of optax. `state = init(params)`;
 `update, state = update(delta, state)`; the new global state is `params + update`. Inputs are never
 mutated. State is a flat dict of tensors, named `field:tensor name`, so that a checkpoint is one
-safetensors file. A tensor's update depends on that tensor alone: the engine passes one at a time,
-so that temporaries are as large as a tensor, not as the model.
+safetensors file. A tensor's state and update depend on that tensor alone: the engine passes one at
+a time, so that temporaries are as large as a tensor, not as the model.
 """
 
 from __future__ import annotations

@@ -106,7 +106,6 @@ class Agreement:
         self,
         site_names: Sequence[str],
         needed: int,
-        agreed: Claim | None = None,
         sources: Mapping[str, str] | None = None,
         *,
         has_steps: bool = False,
@@ -116,7 +115,7 @@ class Agreement:
         self._sources = sources
         self._has_steps = has_steps
         self._claims: dict[str, Claim] = {}
-        self.agreed = agreed
+        self.agreed: Claim | None = None
         """What the run was started with, or will be."""
 
     def claim(self, claim: Claim) -> Claim:

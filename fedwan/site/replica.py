@@ -303,7 +303,8 @@ class Replica:
 
     def apply_gradients(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
         """Put the mean gradient in place of the local one, and set merged buffers."""
-        for name, value in codec.decode_each(payload, fragment.layout):
+        for name, coded in codec.read_each(payload, fragment.layout):
+            value = coded.tensor()
             if not self._is_parameter(name):
                 local(self.live[name]).copy_(piece_like(value, self.live[name]))
                 continue

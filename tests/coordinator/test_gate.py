@@ -17,10 +17,10 @@ from fedwan.coordinator.model import GlobalModel
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
 from fedwan.state import Role
-from tests.planes import Wires, eventually
+from tests.planes import eventually
 from tests.support import Ran, RewritingLink, killed_after, run_tiny, tiny_config
 
-ODD = "s3"
+ODD, FACTOR = "s3", 1_000_000
 
 
 class GrowingLink(RewritingLink):
@@ -35,7 +35,6 @@ class GrowingLink(RewritingLink):
         versions: range,
         role: Role = Role.PARAMETER,
         is_hostile: bool = False,
-        factor: int = 1_000_000,
         weights: threading.Event | None = None,
     ) -> None:
         super().__init__(inner, self._grow)
@@ -44,11 +43,10 @@ class GrowingLink(RewritingLink):
         self._versions = list(versions)
         self._role = role
         self._is_hostile = is_hostile
-        self._factor = factor
 
     def _grow(self, header: wire.UploadHeader, name: str, value: Tensor, role: Role) -> Tensor:
         is_grown = role is self._role and header.version in self._versions
-        return value * self._factor if is_grown else value
+        return value * FACTOR if is_grown else value
 
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
         if self._weights and header.kind == wire.UploadHeader.CONTRIBUTION:
@@ -110,7 +108,7 @@ def test_what_is_far_too_large_is_refused_once_and_the_site_goes_on(
 
 
 @pytest.mark.parametrize("strategy", ["diloco", "streaming_diloco", "scaffnew"])
-@pytest.mark.parametrize("role", [Role.PARAMETER, Role.VARIANCE])
+@pytest.mark.parametrize("role", [Role.PARAMETER, Role.MEAN, Role.VARIANCE])
 def test_in_the_first_rounds_what_is_far_above_the_others_is_left_out_and_all_go_on(
     strategy: str, role: Role, tmp_path: Path
 ) -> None:
@@ -120,32 +118,6 @@ def test_in_the_first_rounds_what_is_far_above_the_others_is_left_out_and_all_go
     assert len(told) >= 2 and all(text.startswith(f"contribution of {ODD} ") for text in told)
     assert len(told) + run.result.totals.contributions == 24 * len(run.result.model.versions)
     assert max(row["norms"]["velocity"] for row in run.rounds()) < 100
-    assert len(run.hashes) == 1
-    assert all(value.abs().max() < 100 for value in run.state.values())
-
-
-@pytest.mark.parametrize(
-    ("role", "factor"),
-    [
-        (Role.PARAMETER, 10**6),
-        (Role.MEAN, 10**18),
-        (Role.VARIANCE, 10**18),
-        (Role.COUNTER, 1 << 61),
-    ],
-)
-def test_over_sockets_the_first_contribution_of_a_site_cannot_spoil_the_weights(
-    role: Role, factor: int, tmp_path: Path, identities: Path, weights: threading.Event
-) -> None:
-    with Wires(identities) as wires:
-
-        def wrap(name: str, link: Link) -> Link:
-            wire = wires.wrap(name, link)
-            odd = GrowingLink(wire, range(1), role, factor=factor, weights=weights)
-            return odd if name == ODD else wire  # type: ignore[return-value]
-
-        run = run_tiny(tmp_path, tiny_config(sites=3, h=2, steps=8), norm=True, wrap=wrap)
-    (text,) = run.events("rejected")
-    assert text.startswith(f"contribution of {ODD} refused: velocity's ")
     assert len(run.hashes) == 1
     assert all(value.abs().max() < 100 for value in run.state.values())
 

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedwan.codecs import Codec, bf16, fp32
+from fedwan.codecs import fp32
 from fedwan.config import Config, DataConfig, InnerConfig
 from fedwan.coordinator import members
 from fedwan.coordinator.model import (
@@ -26,12 +26,10 @@ from fedwan.coordinator.model import (
     update_ema,
 )
 from fedwan.coordinator.run import CoordinatedRun
-from fedwan.coordinator.server_step import step_outer
 from fedwan.errors import CheckpointError, ConfigError, FedwanError, SiteEjected, UserError
 from fedwan.fragments import strided
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Link
-from fedwan.outer import Transform
 from fedwan.site.site import Membership
 from fedwan.state import (
     Layout,
@@ -100,20 +98,6 @@ def advance(model: GlobalModel, seeds: range) -> None:
 # Rounds ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("codec", [fp32(), bf16()], ids=["fp32", "bf16"])
-def test_global_weights_are_what_sites_decode(codec: Codec) -> None:
-    model = make_model(strategy_of("diloco", down=codec.name))
-    site = clone(model.state)
-    for seed in range(1, 6):
-        payload = model.commit(model.fragments[0], positive_state(seed), samples=30)
-        for name, value in codec.decode_each(payload, LAYOUT):
-            if LAYOUT[name].role is Role.PARAMETER:
-                site[name].add_(value)
-            else:
-                site[name].copy_(value)
-    assert hash_state(site) == hash_state(model.state)
-
-
 def test_parameters_are_kept_in_fp32_whatever_the_sites_have() -> None:
     layout = {"generator/w": spec((2,), dtype=torch.bfloat16)}
     initial = {"generator/w": torch.ones(2, dtype=torch.bfloat16)}
@@ -122,9 +106,6 @@ def test_parameters_are_kept_in_fp32_whatever_the_sites_have() -> None:
     model.commit(model.fragments[0], {"generator/w": torch.full((2,), 1e-3)}, samples=1)
     assert model.state["generator/w"].dtype == torch.float32
     assert 0 < float(1 - model.state["generator/w"][0]) < 1e-2  # bf16 would have lost it
-
-
-BROKEN = Transform(lambda _: {}, lambda delta, state: ({n: d / 0 for n, d in delta.items()}, state))
 
 
 @pytest.mark.parametrize(
@@ -142,18 +123,11 @@ def test_an_update_that_is_not_finite_is_told_by_tensor_and_moves_nothing(
     before, average = clone(model.state), clone(model.ema)
     merged = positive_state(3)
     merged[name].view(-1)[0] = math.inf
-    with pytest.raises(UserError, match=f"the update of '{name}' holds values that are not finite"):
+    says = f"the update of '{name}' holds values that are not finite.* mend the outer Transform"
+    with pytest.raises(UserError, match=says):
         model.commit(model.fragments[0], merged, samples=30)
     assert same_bits(model.state, before) and same_bits(model.ema, average)
     assert model.versions == [2] and not model.is_whole
-
-
-@pytest.mark.parametrize("down", ["fp32", "int4"])
-def test_a_transform_whose_updates_are_not_finite_is_to_be_mended(down: str) -> None:
-    strategy = strategy_of("diloco", down)._replace(server_step=step_outer(BROKEN))
-    model = make_model(strategy)
-    with pytest.raises(UserError, match="the update of 'disc.*/w' .* mend the outer Transform"):
-        model.commit(model.fragments[0], positive_state(1), samples=30)
 
 
 def test_a_run_whose_step_leaves_no_numbers_ends_with_the_checkpoint_before_it(

@@ -40,20 +40,6 @@ def advance(step: ServerStep, seeds: range, layout: Layout = LAYOUT) -> None:
 # Outer transforms --------------------------------------------------------------------------------
 
 
-def test_one_commit_moves_every_network_by_its_own_transform() -> None:
-    model = random_state(0, LAYOUT)
-    before, delta = clone(model), random_state(1, LAYOUT)
-    step = step_outer(TRANSFORMS)(model, LAYOUT)
-    proposal = step.propose(clone(delta))
-    assert same_bits(model, before)  # a proposal moves nothing
-    step.commit(plain(proposal))
-    assert torch.equal(
-        model["discriminator/w"], before["discriminator/w"] - delta["discriminator/w"]
-    )
-    for name in ("generator/b", "generator/w"):  # first step: -0.5 (Δ + 0.5 Δ)
-        torch.testing.assert_close(model[name], before[name] - 0.75 * delta[name])
-
-
 def test_names_that_end_alike_keep_their_own_state() -> None:
     layout = {"a/w": spec((1,)), "aa/w": spec((1,)), "a/w.w": spec((1,))}
     transforms = {network: outer.nesterov(1.0, 0.5) for network in ("a", "aa")}
