@@ -494,11 +494,6 @@ def test_under_sync_reduce_clips_as_the_coordinator_does(tmp_path: Path) -> None
     assert max(norms) == pytest.approx(0.01, rel=1e-3)
 
 
-def test_an_error_of_the_scripts_own_is_the_one_that_is_raised(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError, match="division"):
-        simulate(asked(), tmp_path, train=lambda _: loop(Trainer("sgd"), lambda *_: 1 / 0))
-
-
 # Alone -------------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,6 @@ from fedwan.workloads.base import Batch
 from fedwan.workloads.settings import resolve_page
 from sites import diffusers_unet, distill, flow, gan, pix2pix
 from tests.sites.support import DIT, MLP, Run, equal, weights
-from tests.workloads import line
 
 MODELS: dict[str, tuple[ModuleType, str, dict[str, Any]]] = {
     "gan": (gan, "digits", {"width": 8}),
@@ -29,7 +28,6 @@ MODELS: dict[str, tuple[ModuleType, str, dict[str, Any]]] = {
     "dit": (flow, "digits", DIT),
     "pix2pix": (pix2pix, "photo_edges", {"width": 4}),
     "unet": (diffusers_unet, "digits", {"width": 8, "sampling_steps": 4}),
-    "line": (line, "digits", {}),
     "distill": (distill, "ring8", {"teacher": "mlp_teacher"}),
     "distill-dit": (distill, "digits", {"teacher": "dit_teacher"}),
 }
