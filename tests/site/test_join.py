@@ -202,6 +202,16 @@ def test_evaluation_leaves_the_scripts_generators_alone(tmp_path: Path) -> None:
     assert draws("eval.every=4") == draws("eval.every=0")
 
 
+def test_figures_may_bear_the_names_of_what_recipes_tell_besides(tmp_path: Path) -> None:
+    figures = {"fd": 1.0, "real": torch.tensor(0.5), "moments": 3}
+    ran = simulate(
+        asked("steps=4"),
+        tmp_path,
+        train=lambda _: loop(Trainer("sgd"), evaluate=lambda seed: figures),
+    )
+    assert ran.totals.quality == {"fd": 1.0, "real": 0.5, "moments": 3}
+
+
 def test_of_many_figures_the_first_are_taken(tmp_path: Path) -> None:
     figures = {"fd": 1.0} | {f"fd_of_class_{n}": float(n) for n in range(100)}
     ran = simulate(
