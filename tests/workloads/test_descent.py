@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -55,8 +54,8 @@ class Game(Descent):
     def once(self) -> dict[str, Tensor]:
         return self.step(BATCH, NamedGenerators(0, "s1"), self._reduce)
 
-    def _reduce(self, names: Sequence[str]) -> None:
-        params = {name: self.networks[name].parameters() for name in names}
+    def _reduce(self) -> None:
+        params = {name: network.parameters() for name, network in self.networks.items()}
         self.reduced.append(
             {n: [p.grad.clone() for p in ps if p.grad is not None] for n, ps in params.items()}
         )
