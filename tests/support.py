@@ -56,7 +56,7 @@ class TinyNetwork(nn.Module):
         return self.again(torch.tanh(self.norm(self.first(x))))
 
 
-def keep_local(networks: Sequence[str]) -> None:
+def keep_local() -> None:
     """The `Reduce` of strategies whose gradients stay at the site."""
 
 
@@ -92,7 +92,7 @@ class TinyWorkload:
             self.optimizers[name].zero_grad()
             losses[name] = (network(x) - x.flip(1)).square().mean()
             losses[name].backward()
-        reduce(tuple(self.networks))
+        reduce()
         for name, optimizer in self.optimizers.items():
             clip(self.networks[name].parameters(), self.inner[name].clip_norm)
             optimizer.step()

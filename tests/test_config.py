@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedwan.config import (
-    CODECS,
     Config,
     DataConfig,
     InnerConfig,
@@ -160,12 +159,6 @@ def test_all_faults_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         load(None, ["sites=0", "seed=-1", "device=gpu", "data.workers=99"])
     assert len(str(caught.value).splitlines()) == 4
-
-
-def test_every_codec_of_the_settings_exists() -> None:
-    from fedwan.codecs import codec_by_name
-
-    assert all(codec_by_name(name).name == name for name in CODECS if name)
 
 
 def test_there_are_at_most_60_settings() -> None:

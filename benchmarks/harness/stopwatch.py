@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,10 +86,10 @@ class Watched:
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
         waited = 0.0
 
-        def timed_reduce(networks: Sequence[str]) -> None:
+        def timed_reduce() -> None:
             nonlocal waited
             before = time.monotonic()
-            reduce(networks)
+            reduce()
             waited += time.monotonic() - before
 
         began = time.monotonic()

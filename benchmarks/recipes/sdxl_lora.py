@@ -98,7 +98,7 @@ class Lora(Ungenerative):
             out = network(given, step, told, added_cond_kwargs=added, return_dict=False)[0]
             loss = mse_loss(out.float(), noise)
         loss.backward()
-        reduce(list(self.networks))
+        reduce()
         for optimizer in self.optimizers.values():
             optimizer.step()
             optimizer.zero_grad()

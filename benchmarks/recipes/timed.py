@@ -134,7 +134,7 @@ class Timed(Ungenerative):
         for param in params if self.exchanges_gradients else ():
             param.grad = torch.zeros_like(param) if param.grad is None else param.grad
             self._move(param.grad.view(-1), 0)
-        reduce(list(self.networks))
+        reduce()
         for optimizer in self.optimizers.values():
             optimizer.step()
         return {}

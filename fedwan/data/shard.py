@@ -57,7 +57,7 @@ class Shard:
             return torch.tensor([self.num_samples])
         if self.told is not None:
             return self.num_samples * (torch.arange(num_labels) == self.told)
-        y = getattr(self.train, "labels", torch.empty(0, dtype=torch.int64))
+        y = torch.as_tensor(getattr(self.train, "labels", ()), dtype=torch.int64)
         return y.bincount(minlength=num_labels)
 
     def loader(

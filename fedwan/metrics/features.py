@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from fedwan.data import find_source
 from fedwan.data.cached import cached
-from fedwan.models.layers import at_once
+from fedwan.models.layers import at_once, drop
 from fedwan.rng import derive_seed, seeded_init
 from fedwan.state import hash_state
 from fedwan.workloads.base import Batch
@@ -118,20 +118,14 @@ def train_classifier(train: Batch, num_classes: int) -> Classifier:
     with one_thread(), torch.enable_grad():
         for _ in range(_STEPS):
             index = torch.randint(len(train.y), (_BATCH,), generator=generator)
-            features = model.body(_drop(train.x[index], generator))
-            logits = model.head(_drop(features, generator))
+            features = model.body(drop(train.x[index], _DROPOUT, generator))
+            logits = model.head(drop(features, _DROPOUT, generator))
             loss = functional.cross_entropy(logits, train.y[index], label_smoothing=_SMOOTHING)
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()
             schedule.step()
     return model
-
-
-def _drop(x: Tensor, generator: torch.Generator) -> Tensor:
-    # torch's own dropout draws from the global generator, which is not ours to move.
-    kept = torch.rand(x.shape, generator=generator) >= _DROPOUT
-    return x * kept / (1 - _DROPOUT)
 
 
 @torch.no_grad()

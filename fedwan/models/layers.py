@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 _LEAK = 0.01
@@ -33,6 +34,12 @@ def at_once(image: Sequence[int], most_pixels: int = MOST_PIXELS) -> int:
 def clamp_images(x: Tensor) -> Tensor:
     """Generated images (batch, channels, height, width) within [-1, 1]; points as they are."""
     return x.clamp(-1, 1) if x.dim() == 4 else x
+
+
+def drop(x: Tensor, share: float, draws: torch.Generator) -> Tensor:
+    """Dropout; torch's own draws from the global generator, which the sites of a process share."""
+    kept = torch.rand(x.shape, generator=draws, device=draws.device) >= share
+    return x * kept.to(x.dtype) / (1 - share)
 
 
 def mlp(num_in: int, width: int, depth: int, num_out: int) -> nn.Sequential:

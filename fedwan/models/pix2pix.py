@@ -16,6 +16,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from fedwan.models.layers import drop
+
 _SLOPE = 0.2
 _WIDEST = 8  # times the first layer's channels
 _NUM_DROPPED = 3
@@ -67,7 +69,7 @@ class UNetGenerator(nn.Module):
             below = skips.pop()
             x = self.ups[level](below if level == len(self.ups) - 1 else torch.cat([below, x], 1))
             if draws is not None and self._dropout and level in self._dropped:
-                x = _drop(x, self._dropout, draws)
+                x = drop(x, self._dropout, draws)
         return x.tanh()
 
 
@@ -110,12 +112,6 @@ def _up(after: int, before: int, level: int, norm: str) -> nn.Sequential:
 
 def _conv(before: int, after: int, *, stride: int = 2, has_bias: bool = False) -> nn.Conv2d:
     return nn.Conv2d(before, after, 4, stride=stride, padding=1, bias=has_bias)
-
-
-def _drop(x: Tensor, share: float, draws: torch.Generator) -> Tensor:
-    # torch's own dropout draws from the global generator, which the sites of a simulation share.
-    kept = torch.rand(x.shape, generator=draws, device=draws.device) >= share
-    return x * kept.to(x.dtype) / (1 - share)
 
 
 def _init(network: nn.Module) -> None:

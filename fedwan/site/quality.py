@@ -112,7 +112,13 @@ def figures_of(evaluate: Evaluate, seed: int) -> tuple[dict[str, Any], dict[str,
     told = 'evaluate returned a {}; return numbers by name, as {{"loss": float(loss)}}'
     if not isinstance(found, Mapping):
         raise UserError(told.format(type(found).__name__))
-    tensors = {name: found[name] for name in ("moments", "real") if name in found}
+    # A script may have figures of these names.
+    tensors = {
+        name: value
+        for name, value in found.items()
+        if (name == "moments" and isinstance(value, Mapping))
+        or (name == "real" and isinstance(value, Tensor) and value.dim() > 1)
+    }
     figures = {}
     for name, value in found.items():
         if name in tensors:

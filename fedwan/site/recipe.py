@@ -114,7 +114,7 @@ def train(
                     privacy.begin_round(step, h, site.replica.global_sha256())
                 set_rates(workload.optimizers, config.inner, step, config.steps)
                 batch = next(loader)
-                site.log(**workload.step(batch, rng, lambda _: site.reduce()))
+                site.log(**workload.step(batch, rng, site.reduce))
                 with site.meter.waiting():
                     site.meter.figures |= figures.after_step(batch)
         return site.global_sha256

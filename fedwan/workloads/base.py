@@ -40,7 +40,7 @@ A workload may have more than a `Descent` has:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -50,9 +50,9 @@ NetworkKind = Literal["adversarial", "regression"]
 """How a network learns, which decides the outer optimiser it bears: a GAN's two networks chase each
 other (`adversarial`), a flow's velocity has a fixed target (`regression`)."""
 
-Reduce = Callable[[Sequence[str]], None]
-"""Called with network names once their gradients are complete and before their optimisers step.
-Local strategies do nothing there; synchronous ones replace `.grad` by its mean over the sites."""
+Reduce = Callable[[], None]
+"""Called once all networks' gradients are complete and before their optimisers step. Local
+strategies do nothing there; synchronous ones replace `.grad` by its mean over the sites."""
 
 
 class Batch(NamedTuple):

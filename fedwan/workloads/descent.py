@@ -82,7 +82,7 @@ class Descent(ABC):
         losses = self._compute(batch, rng)
         while not self._unscale():
             losses = self._compute(batch, rng)
-        reduce(list(self.optimizers))
+        reduce()
         for name, optimizer in self.optimizers.items():
             clip(self.networks[name].parameters(), self.config.inner[name].clip_norm)
             optimizer.step()

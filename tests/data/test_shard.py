@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -107,7 +108,9 @@ def test_any_data_set_becomes_a_shard_with_held_out_samples_or_without() -> None
     assert shard.held_out is None and shard.num_samples == 10
     rows, numbers = next(shard.loader(4, torch.Generator()))
     assert torch.equal(rows[:, 0] // 6, numbers)
-    assert len(shard.drawn(3, 0)[1]) == 3
+    assert len(shard.drawn(3, 0)[1]) == 3 and shard.count(2).tolist() == [0, 0]
+    tokens.labels = (np.arange(10) // 6).astype(np.int32)  # as data sets of torchvision have them
+    assert shard.count(2).tolist() == [6, 4]
     one, other = [{"latents": torch.ones(2)}] * 9, [{"latents": torch.zeros(2)}] * 3
     shard = dataset_of(page((one, other)), ASKED, "s1")
     assert shard.held_out["latents"].shape == (3, 2)

@@ -47,7 +47,7 @@ def test_it_knows_held_out_digits(cached: Cached) -> None:
     assert float((logits.argmax(dim=1) == held_out.y).double().mean()) > 0.97
 
 
-@pytest.mark.parametrize("side", [4, 20, 48, 64])
+@pytest.mark.parametrize("side", [4, 8, 20, 48, 64])
 def test_pictures_of_any_size_are_seen_a_few_at_a_time(
     side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,6 @@ from fedwan.app import load_run
 from fedwan.errors import ConfigError
 from fedwan.metrics import NUM_DRAWS, measure_quality, measure_translation
 from fedwan.metrics.distances import frechet_between
-from fedwan.metrics.features import NUM_FEATURES, Classifier
 from fedwan.metrics.network import load_network, network_sha256
 from fedwan.workloads.base import Batch
 
@@ -210,9 +209,3 @@ def test_a_function_that_is_none_or_gives_no_features_is_told_in_a_line(
     with pytest.raises(ConfigError, match=told) as caught:
         load_network(name, CPU)
     assert name in str(caught.value) and len(str(caught.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize("side", [8, 16, 32])
-def test_a_data_sets_own_classifier_takes_pictures_of_its_size(side: int) -> None:
-    features, logits = Classifier(3, side, 9)(torch.zeros(2, 3, side, side))
-    assert features.shape == (2, NUM_FEATURES) and logits.shape == (2, 9)

@@ -49,8 +49,8 @@ class Run:
         """That a step's optimisers get, by network."""
         seen: dict[str, tuple[Tensor, ...]] = {}
 
-        def keep(names: Sequence[str]) -> None:
-            for name in names:
+        def keep() -> None:
+            for name in self.workload.optimizers:
                 grads = [p.grad for p in self.workload.networks[name].parameters()]
                 seen[name] = tuple(grad.clone() for grad in grads if grad is not None)
 

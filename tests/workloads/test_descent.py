@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedwan.app import load_workload
 from fedwan.config import Config, DataConfig, InnerConfig, SiteConfig
 from fedwan.errors import FedwanError
 from fedwan.rng import NamedGenerators
+from fedwan.workloads import descent
 from fedwan.workloads.base import Batch
 from fedwan.workloads.descent import Descent, Simple
 
@@ -54,8 +54,8 @@ class Game(Descent):
     def once(self) -> dict[str, Tensor]:
         return self.step(BATCH, NamedGenerators(0, "s1"), self._reduce)
 
-    def _reduce(self, names: Sequence[str]) -> None:
-        params = {name: self.networks[name].parameters() for name in names}
+    def _reduce(self) -> None:
+        params = {name: network.parameters() for name, network in self.networks.items()}
         self.reduced.append(
             {n: [p.grad.clone() for p in ps if p.grad is not None] for n, ps in params.items()}
         )
@@ -152,9 +152,13 @@ def test_samples_are_computed_as_steps_are_and_come_in_full(
     assert dtypes == [dtype, dtype]
 
 
-def test_a_recipe_s_own_pictures_are_measured_as_files_are_and_other_samples_are_not() -> None:
-    page = "tests.workloads.pictures"
-    workload = load_workload(page).build(Config(workload=page, inner={"net": SGD}), "cpu")
+def test_a_recipe_s_own_pictures_are_measured_as_files_are_and_other_samples_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(descent, "load_workload", lambda name: SimpleNamespace(dataset=None))
+    loss, sample = lambda *_: torch.zeros(()), lambda num, seed: torch.zeros(num, 1, 12, 12)
+    config = Config(workload="mine", inner={"net": SGD})
+    workload = Simple(config, "net", nn.Linear(1, 1), loss, sample)
     greys = torch.linspace(-1, 1, 20)
     real = Batch(greys[:, None, None, None].expand(-1, 1, 12, 12), torch.zeros(20).long())
     found = workload.evaluate(real, 0)

@@ -9,7 +9,6 @@ import pytest
 
 from fedwan.config import Config, DataConfig, InnerConfig
 from fedwan.errors import ConfigError
-from fedwan.uses import Needs
 from fedwan.workloads.settings import resolve_page
 
 DEFAULT = InnerConfig(lr=3e-3, beta1=0.0)
@@ -45,17 +44,8 @@ def test_a_setting_or_value_that_the_page_does_not_use_is_refused() -> None:
     resolve_page(page(USES=("site.partition*",)), config)
 
 
-def test_a_setting_whose_condition_does_not_hold_is_refused_with_what_makes_it_hold() -> None:
-    needs = Needs("data.labels", lambda config, _: config.steps > 10, "steps=11")
-    config = Config(steps=5, data=DataConfig(labels="site"))
-    with pytest.raises(ConfigError, match="data.labels = 'site' needs steps=11; set that, or"):
-        resolve_page(page(USES=(needs,)), config)
-
-
 def test_pairs_are_for_who_asks_for_them() -> None:
     asked = Config(data=DataConfig("photo_edges"))
     resolve_page(page(PAIRS=True), asked)
     with pytest.raises(ConfigError, match=r"'photo_edges' holds pairs .* set data.name=digits"):
         resolve_page(page(), asked)
-    with pytest.raises(ConfigError, match=r"'digits' holds no pairs .* set data.name=photo_edges"):
-        resolve_page(page(PAIRS=True), Config())
