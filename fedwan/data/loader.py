@@ -306,7 +306,7 @@ class Loader:
         seed = derive_seed(self._generator.initial_seed(), "flip", self._taken)
         generator = torch.Generator().manual_seed(seed)
         draws = torch.rand(len(x), generator=generator, dtype=torch.float32, device="cpu")
-        chosen = (draws < 0.5).to(x.device).view(-1, 1, 1, 1)
+        chosen = (draws < 0.5).to(x.device).view(-1, *(1,) * (x.dim() - 1))
         return _replaced(batch, "x", torch.where(chosen, x.flip(-1), x))
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -155,14 +155,15 @@ def pixels_of(folder: Path, image_size: Any, device: torch.device) -> Network:
     told = json.loads(wanted.read_text()) if wanted.is_file() else {}
     size = _size(told) or _height_width(image_size)
     mode = "bilinear" if told.get("resample") == _BILINEAR else "bicubic"
+    is_normal = told.get("do_normalize", True)
     mean, deviation = (
-        torch.tensor(told.get(name, [0.5] * 3), device=device)[:, None, None]
-        for name in ("image_mean", "image_std")
+        torch.tensor(told.get(name, [0.5] * 3) if is_normal else [plain] * 3, device=device)
+        for name, plain in (("image_mean", 0.0), ("image_std", 1.0))
     )
 
     def pixels(x: Tensor) -> Tensor:
         resized = functional.interpolate(_bytes(x) / 255, size, mode=mode, antialias=True)
-        return (resized.clamp(0, 1) - mean) / deviation
+        return (resized.clamp(0, 1) - mean[:, None, None]) / deviation[:, None, None]
 
     return pixels
 

@@ -54,7 +54,9 @@ def scalars(losses: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
     found = {}
     for name, value in losses.items():
         try:
-            found[name] = torch.as_tensor(value).detach().reshape(())
+            found[name] = tensor = torch.as_tensor(value).detach().reshape(())
+            if tensor.is_complex():
+                raise TypeError("complex")
         except (TypeError, ValueError, RuntimeError):
             raise UserError(
                 f"site.log({name}={str(value)[:40]!r}) is no number; give one, such as loss.mean()"

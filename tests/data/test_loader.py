@@ -110,6 +110,13 @@ def test_captions_in_memory_are_taken_with_their_samples() -> None:
     assert set(next(loader(held, 3))["caption"]) == {"a", "b", "c"}
 
 
+def test_what_is_mirrored_keeps_its_shape() -> None:
+    x = torch.arange(12.0).view(4, 3)
+    source = Loader(InMemory(Batch(x, x)), 4, torch.Generator().manual_seed(0), flip=True)
+    first = [tuple(row) for row in next(source).x.sort(dim=1).values.tolist()]
+    assert sorted(first) == [tuple(row) for row in x.tolist()]
+
+
 def test_batches_do_not_depend_on_what_a_script_has_made_torchs_default() -> None:
     x = torch.arange(48.0).view(12, 1, 2, 2)
 

@@ -308,6 +308,10 @@ ALONE_TOO: list[tuple[Callable[[Trainer], object] | dict[str, Any], str]] = [
         "site.log(loss='low') is no number; give one, such as loss.mean()",
     ),
     (
+        lambda trainer: loop(trainer, lambda trainer, site: site.log(loss=1j), steps=4),
+        "site.log(loss='1j') is no number; give one, such as loss.mean()",
+    ),
+    (
         lambda trainer: loop(trainer, lambda _, site: site.log(loss=torch.zeros(3)), steps=4),
         "site.log(loss='tensor([0., 0., 0.])') is no number",
     ),
