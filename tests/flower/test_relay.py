@@ -416,6 +416,28 @@ def test_a_renewed_identity_is_shown_at_both_ends_though_it_cannot_be_read_for_a
         assert post(forwarder).status_code == 200
 
 
+def test_a_site_that_trusts_another_authority_now_takes_no_door_of_the_first(
+    federation: pki.Authority, superlink: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As once all have moved to the second one."""
+    monkeypatch.setattr(relay, "_RENEW_S", 0.05)
+    monkeypatch.setattr(Forwarder, "_patience_s", 0.0)
+    ours, second = federation.directory, pki.Authority.make(tmp_path / "second", None)
+    for file in ("ca.crt", "crl.pem"):
+        both = [(one / "ca" / file).read_bytes() for one in (ours, second.directory)]
+        (ours / "coordinator" / file).write_bytes(b"".join(both))
+    with (
+        open_door(ours, superlink.server_port) as door,
+        forwarding(ours / "s1", door.port) as forwarder,
+    ):
+        assert post(forwarder).status_code == 200
+        second.sign(ours / "s1" / "identity.csr")
+        for file in ("ca.crt", "identity.crt"):
+            (ours / "s1" / file).write_bytes((second.directory / "s1" / file).read_bytes())
+        eventually(lambda: post(forwarder).status_code == 503)
+        assert "certificate verify failed" in forwarder._said
+
+
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
 def test_code_that_is_not_the_installed_fedwan_s_is_handed_to_nobody(
     door: FrontDoor, identities: Path
