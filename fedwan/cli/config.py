@@ -15,6 +15,7 @@ from fedwan import config as sections
 from fedwan.cli.arguments import FileAndWords, file_and_words
 from fedwan.config import Config
 from fedwan.config_tree import keys_of, kind_at
+from fedwan.errors import ConfigError
 
 
 def config(
@@ -31,6 +32,10 @@ def config(
     --list prints what can be set instead.
     """
     if every:
+        if words:
+            raise ConfigError(
+                f"--list has every key: {' '.join(words)} changes nothing; leave it out"
+            )
         rows = settings()
         lines = [f"{x['key']} ({x['type']}, {x['default']!r})\n    {x['meaning']}" for x in rows]
         typer.echo(json.dumps(rows, indent=2) if as_json else "\n".join(lines))

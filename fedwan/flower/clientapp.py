@@ -53,9 +53,7 @@ def answer_ticket(message: Message) -> Message:
     return Message(RecordDict({RECORD: ConfigRecord(dict(record))}), reply_to=message)
 
 
-def train(
-    ticket: Ticket, site: SiteFile, tell: Callable[[str, str], None] = lambda run, text: None
-) -> None:
+def train(ticket: Ticket, site: SiteFile, tell: Callable[[str, str], None]) -> None:
     """Run the site's training processes until the run is over; raises what they ended with.
 
     `tell` hears of the run once the site has joined it, and why the script is started again.

@@ -129,10 +129,7 @@ class FrontDoor(Relay):
     _protocol = _Protocol
 
     def __init__(
-        self,
-        identity: Path,
-        config: Config,
-        on_refusal: Callable[[str, str], object] = lambda site, text: None,
+        self, identity: Path, config: Config, on_refusal: Callable[[str, str], object]
     ) -> None:
         credentials = Identity.load(identity, role="coordinator")
         # Who is revoked is told so in words, below: asyncio ends a failed handshake without the

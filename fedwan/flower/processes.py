@@ -54,7 +54,7 @@ class Service:
         name: str,
         argv: Sequence[str],
         log: Path,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str],
         folder: str | None = None,
         inherited: Sequence[socket.socket] = (),
     ) -> None:
@@ -62,8 +62,7 @@ class Service:
         self.log = log
         self.started_at = time.monotonic()
         self._id = uuid.uuid4().hex
-        given = dict(os.environ if env is None else env)
-        given[_VARIABLE] = f"{given.get(_VARIABLE, '')} {self._id}"
+        given = {**env, _VARIABLE: f"{env.get(_VARIABLE, '')} {self._id}"}
         log.parent.mkdir(parents=True, exist_ok=True)
         starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid())]
         with log.open("ab") as output:
@@ -99,12 +98,12 @@ class Service:
         words = last_line(self.log) or "none"
         return FedwanError(f"{self.name} ended with {how}; last words: {words} (see {self.log})")
 
-    def stop(self, grace_s: float = 5.0) -> None:
+    def stop(self, grace_s: float) -> None:
         """End it and everything it started: SIGTERM, a grace, then SIGKILL."""
         stop_all([self], grace_s)
 
 
-def stop_all(services: Sequence[Service], grace_s: float = 5.0) -> None:
+def stop_all(services: Sequence[Service], grace_s: float) -> None:
     """End services and all their children together: SIGTERM, a grace, then SIGKILL.
 
     Those that have ended already are swept for orphans.

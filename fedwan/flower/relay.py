@@ -75,8 +75,7 @@ class Relay(ABC):
     def __init__(self, bound: socket.socket, identity: Identity, *, serves: bool) -> None:
         self._bound = bound
         self._renewable = Renewable(identity)
-        self._tls = identity.ssl_context(server=serves)
-        self._dials = None if serves else self._tls
+        self._serves, self._tls = serves, identity.ssl_context(server=serves)
         self._told: defaultdict[str, Refusals] = defaultdict(Refusals)
         # It would report each scanner that speaks no HTTP, and each call cut short by our end.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
@@ -148,7 +147,7 @@ class Relay(ABC):
     def _new_client(self) -> httpx.AsyncClient:
         """One for all calls, so that connections are kept."""
         return httpx.AsyncClient(
-            verify=self._dials or False,
+            verify=False if self._serves else self._tls,
             trust_env=False,  # the proxy settings of the user's environment are not for this
             timeout=httpx.Timeout(25.0, connect=10.0),
             limits=httpx.Limits(max_connections=100, keepalive_expiry=60.0),
@@ -165,7 +164,10 @@ class Relay(ABC):
             try:
                 self._renewable.renew()
                 if (found := self._renewable.identity) is not shown:
-                    found.load_into(self._tls)
+                    if self._serves:  # `Admission` knows who is no longer trusted
+                        found.load_into(self._tls)
+                    else:
+                        self._tls = found.ssl_context(server=False)
                     *olds, last = self._clients
                     self._clients = [last, self._new_client()]
                     for old in olds:

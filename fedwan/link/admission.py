@@ -98,8 +98,10 @@ class Admission:
         self._folder = folder
         self._lock = Lock()
         self._files = IdentityFiles(folder, "crl.pem", "ca.crt")
+        self._files.changed()  # what is read now is not read again at the first objection
         self._lists = _read_lists(folder)
-        self._has_warned = False
+        self._warned: set[x509.Name] = set()
+        """Issuers whose list has lapsed, and was told to have."""
         self._gone_s = 0.0
         """When the file was first missed; 0 while it is there."""
         for issuer, crl in self._lists.items():
@@ -114,7 +116,7 @@ class Admission:
         with self._lock:
             if self._files.changed():
                 try:
-                    self._lists, self._has_warned = _read_lists(self._folder), False
+                    self._lists, self._warned = _read_lists(self._folder), set()
                     self._gone_s = 0.0
                 except IdentityError as error:
                     # A broken list must neither admit who was revoked nor end a run of weeks.
@@ -122,14 +124,15 @@ class Admission:
                     is_there = (self._folder / "crl.pem").exists()
                     self._gone_s = 0.0 if is_there else self._gone_s or time.monotonic()
             why = self._objection(certificate)
-            if isinstance(why, Lapse) and not self._has_warned:
-                self._has_warned = True
+            if isinstance(why, Lapse):
                 self._warn(certificate.issuer)
             return why
 
     def _warn(self, issuer: x509.Name) -> None:
-        path, text = self._folder / "crl.pem", issuer.rfc4514_string()
-        _log.warning("%s has no valid list of %s: copy a new one there", path, text)
+        if issuer not in self._warned:
+            self._warned.add(issuer)
+            path, text = self._folder / "crl.pem", issuer.rfc4514_string()
+            _log.warning("%s has no valid list of %s: copy a new one there", path, text)
 
     def _objection(self, certificate: x509.Certificate) -> str:
         expires, issuer = certificate.not_valid_after_utc, certificate.issuer

@@ -147,13 +147,14 @@ class Authority:
         name, key = common_name(wanted), wanted.public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)
         for certificate in self._issued(name):
-            is_same = certificate.public_key() == key
-            if is_same and self._is_revoked(certificate):
+            is_same, is_revoked = certificate.public_key() == key, self._is_revoked(certificate)
+            if is_same and is_revoked:
                 raise IdentityError(
                     f"the key of {name!r} in {path} was revoked; have its identity.key deleted, "
                     f"and another made: fedwan pki request {name}"
                 )
-            if not is_same and not self._is_over(certificate):
+            is_over = is_revoked or certificate.not_valid_after_utc <= now()
+            if not is_same and not is_over:
                 raise IdentityError(
                     f"{name!r} has an identity of another key until "
                     f"{certificate.not_valid_after_utc:%Y-%m-%d}; if that key is lost, revoke it "
@@ -235,9 +236,6 @@ class Authority:
     def _is_revoked(self, certificate: x509.Certificate) -> bool:
         serial = certificate.serial_number
         return self._revocations().get_revoked_certificate_by_serial_number(serial) is not None
-
-    def _is_over(self, certificate: x509.Certificate) -> bool:
-        return certificate.not_valid_after_utc <= now() or self._is_revoked(certificate)
 
 
 def _key_path(folder: Path, certificate: x509.Certificate) -> Path:

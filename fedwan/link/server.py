@@ -120,12 +120,10 @@ class DataPlane:
         try:
             self.port = self._server.add_secure_port(link.listen, credentials)
         except RuntimeError:
-            self.port = 0
-        if not self.port:
             raise ConfigError(
                 f"the data plane cannot listen on {link.listen}, it is in use or not an address "
                 "of this machine; set link.listen"
-            )
+            ) from None
 
     def start(self) -> None:
         """Begin to serve."""

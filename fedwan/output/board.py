@@ -30,7 +30,7 @@ ABSENT = {"expected": "not here yet", "silent": "silent"}
 _GONE = ("draining", "drained", "ejected")
 """Of sites that the operator has let go."""
 _LIVE = ("training", "measuring")
-_MOST_OWN = 8
+MOST_OWN = 8
 """Of a script's own figures."""
 
 
@@ -262,7 +262,7 @@ class Board:
         fd, floor, beside = numbers.get("fd"), numbers.get("fd_floor"), list[str]()
         if fd is None and numbers:
             (name, value), *others = numbers.items()
-            texts = (f"{other} {number_text(x)}" for other, x in others[:_MOST_OWN])
+            texts = (f"{other} {number_text(x)}" for other, x in others[:MOST_OWN])
             return name, number_text(value), list(texts)
         if fd is None:
             odd = sorted(

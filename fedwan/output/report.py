@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedwan.errors import ConfigError
 from fedwan.files import replace_bytes
-from fedwan.output.board import SiteRow, read_run
+from fedwan.output.board import MOST_OWN, SiteRow, read_run
 from fedwan.output.chart import Chart, line_chart, stacked_bars
 from fedwan.output.records import EventRecord, QualityRecord, RoundRecord
 from fedwan.output.summary import read_summary
@@ -27,8 +27,6 @@ from fedwan.output.units import (
     subject,
 )
 
-_MOST_OWN = 8
-"""Of a script's own figures."""
 _MOST_CHARTS = 8
 """Of losses, and of norms."""
 _MOST_EVENTS = 200
@@ -132,7 +130,7 @@ def _charts(run: _Run) -> Iterator[Chart | None]:
         lines = {"EMA": figures("fd"), (floor := "floor (real against real)"): figures("fd_floor")}
         yield line_chart(title, lines, number_text, is_log=is_wide, reference=floor)
     elif run.qualities:  # a script's own
-        for name in list(run.qualities[-1].numbers)[:_MOST_OWN]:
+        for name in list(run.qualities[-1].numbers)[:MOST_OWN]:
             yield line_chart(f"{name} of the EMA weights", {"EMA": figures(name)}, number_text)
     yield from _per_site("Loss", run, lambda record: record.losses)
     # One point per step of the run, as sites may have a pace of their own: what all had sent.

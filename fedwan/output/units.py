@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fedwan.config import COMMAND, Config
 
-_PREFIXES = ("", "k", "M", "G", "T", "P")
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 def number_text(value: float | None) -> str:
@@ -30,13 +30,15 @@ def bytes_text(count: float) -> str:
 
     >>> bytes_text(0), bytes_text(999), bytes_text(1_234_567), bytes_text(2e12)
     ('0 B', '999 B', '1.23 MB', '2.00 TB')
+    >>> bytes_text(9_997_000), bytes_text(99_970_000)
+    ('10.0 MB', '100 MB')
     """
     power = 0
     while count >= 999.5 and power < len(_PREFIXES) - 1:
         count /= 1000
         power += 1
-    digits = 0 if power == 0 else max(0, 2 - int(math.log10(max(count, 1))))
-    return f"{count:.{digits}f} {_PREFIXES[power]}B"
+    text = f"{count:#.3g}".rstrip(".") if power else f"{count:.0f}"
+    return f"{text} {_PREFIXES[power]}B"
 
 
 def duration_text(seconds: float) -> str:

@@ -39,6 +39,7 @@ def test_help_names_every_command(fedwan: Command) -> None:
     [
         (("demo", "sites=0", "out=/nowhere/x"), "sites = 0 is out of range"),
         (("run", "nope.yaml"), "config file 'nope.yaml' does not exist"),
+        (("config", "--list", "h=50"), "--list has every key: h=50 changes nothing; leave it out"),
         (("train",), "No such command 'train'; see fedwan --help"),
         (("demo", "--fast"), "No such option"),
         (("launch", "--sites", "0", "python", "x.py"), "sites = 0 is out of range; choose"),

@@ -21,7 +21,6 @@ from tests.planes import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STANDIN = Path(__file__).parent / "standin"
-NOBODY = 65534
 as_nobody = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 
 # It imports first: the interpreter may lie where nobody may read.

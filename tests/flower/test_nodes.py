@@ -68,7 +68,7 @@ def test_the_front_door_holds_a_certificate_to_one_supernode(
             url = f"https://127.0.0.1:{door.port}{path}"
             return client.post(url, headers=[(KEY, key) for key in keys]).status_code
 
-    with closing(FrontDoor(identities / "coordinator", Config(sites=1))) as door:
+    with closing(FrontDoor(identities / "coordinator", Config(sites=1), print)) as door:
         door.start(f"http://127.0.0.1:{superlink.server_port}")
         assert [call("s1", REGISTER, "old"), call("s1", REGISTER, "new")] == [200, 200]
         assert [call("s1", PULL, "new"), call("s1", PULL, "old")] == [200, 401]

@@ -62,7 +62,7 @@ def test_nobody_can_take_the_place_of_a_server_that_starts_or_has_died(tmp_path:
     port = listener.getsockname()[1]
     assert nobody(SEIZE, port) == "in use\n"
     argv = [sys.executable, "-P", "-c", SERVER, str(listener.fileno()), "it"]
-    service = Service("it", argv, tmp_path / "log", inherited=[listener])
+    service = Service("it", argv, tmp_path / "log", os.environ, inherited=[listener])
     with socket.create_connection((HOST, port), timeout=30) as caller:
         caller.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         assert b"200" in caller.recv(1000), last_line(service.log)

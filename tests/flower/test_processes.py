@@ -40,7 +40,7 @@ PARENT = (
 
 
 def python(code: str, log: Path) -> Service:
-    return Service("it", [sys.executable, "-c", code], log)
+    return Service("it", [sys.executable, "-c", code], log, os.environ)
 
 
 def is_running(pid: int) -> bool:
@@ -63,7 +63,7 @@ def test_stopping_ends_a_grandchild_in_another_session(tmp_path: Path, is_killed
         os.kill(service.pid, signal.SIGKILL)
         eventually(lambda: service.poll() is not None)
         assert len(service.processes()) == 1
-    service.stop()
+    service.stop(5.0)
     eventually(lambda: not any(is_running(pid) for pid in pids))  # init may be slow to reap it
 
 
@@ -103,9 +103,10 @@ def test_what_ignores_sigterm_is_killed_after_the_grace_and_told_with_its_last_w
 
 def test_what_a_process_holds_and_has_started_ends_with_it(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path\n"
+        "import os, sys; from pathlib import Path\n"
         "from fedwan.flower.processes import Service, only_one\n"
-        f"s = Service('it', [sys.executable, '-c', {SLEEPER!r}], Path({str(tmp_path / 'log')!r}))\n"
+        f"argv, log = [sys.executable, '-c', {SLEEPER!r}], Path({str(tmp_path / 'log')!r})\n"
+        "s = Service('it', argv, log, os.environ)\n"
         f"with only_one(Path({str(tmp_path)!r}), 'dir'): print(s.pid, flush=True); input()"
     )
     with subprocess.Popen(

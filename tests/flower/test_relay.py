@@ -24,7 +24,6 @@ from fedwan.flower.forwarder import Forwarder
 from fedwan.flower.front_door import FrontDoor
 from fedwan.flower.site_file import SiteFile
 from fedwan.link import pki
-from fedwan.link.admission import Admission
 from fedwan.link.tls import Identity
 from tests.flower.fleet import free_port
 from tests.planes import Bench, eventually, in_thread, let_lapse, serving
@@ -358,7 +357,7 @@ def test_a_site_that_is_refused_learns_it_in_one_line(
 
 
 def test_a_list_that_lapsed_at_the_coordinator_keeps_a_site_waiting_for_another(
-    federation: pki.Authority, superlink: Any, caplog: pytest.LogCaptureFixture
+    federation: pki.Authority, superlink: Any
 ) -> None:
     ours = federation.directory
     crl = ours / "coordinator" / "crl.pem"
@@ -368,8 +367,6 @@ def test_a_list_that_lapsed_at_the_coordinator_keeps_a_site_waiting_for_another(
         forwarding(ours / "s1", door.port) as forwarder,
     ):
         let_lapse(federation)
-        Admission(ours / "coordinator")
-        assert f"{crl} has no valid list of" in caplog.text
         with client_of(ours / "s1") as client:
             answer = client.post(url(door))
         assert answer.status_code == 503 and "has to bring a new crl.pem" in answer.text
@@ -417,6 +414,28 @@ def test_a_renewed_identity_is_shown_at_both_ends_though_it_cannot_be_read_for_a
         roles: list[tuple[str, Any]] = [("s1", "site"), ("coordinator", "coordinator")]
         assert set(loaded) == {Identity.load(ours / name, role).expires for name, role in roles}
         assert post(forwarder).status_code == 200
+
+
+def test_a_site_that_trusts_another_authority_now_takes_no_door_of_the_first(
+    federation: pki.Authority, superlink: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As once all have moved to the second one."""
+    monkeypatch.setattr(relay, "_RENEW_S", 0.05)
+    monkeypatch.setattr(Forwarder, "_patience_s", 0.0)
+    ours, second = federation.directory, pki.Authority.make(tmp_path / "second", None)
+    for file in ("ca.crt", "crl.pem"):
+        both = [(one / "ca" / file).read_bytes() for one in (ours, second.directory)]
+        (ours / "coordinator" / file).write_bytes(b"".join(both))
+    with (
+        open_door(ours, superlink.server_port) as door,
+        forwarding(ours / "s1", door.port) as forwarder,
+    ):
+        assert post(forwarder).status_code == 200
+        second.sign(ours / "s1" / "identity.csr")
+        for file in ("ca.crt", "identity.crt"):
+            (ours / "s1" / file).write_bytes((second.directory / "s1" / file).read_bytes())
+        eventually(lambda: post(forwarder).status_code == 503)
+        assert "certificate verify failed" in forwarder._said
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import grpc
 import psutil
@@ -19,7 +18,6 @@ from fedwan.link.framing import Chunk, Part, plain
 from fedwan.link.rpc import SERVICE, Stub
 from fedwan.link.server import DataPlane
 from fedwan.link.tls import Identity
-from fedwan.output.records import Recorder
 from fedwan.protocol.agreement import Claim
 from tests.planes import (
     RUN,
@@ -210,28 +208,6 @@ def test_weights_that_nobody_reads_are_in_memory_once(tmp_path: Path, identities
             stack.callback(call.cancel)
             assert next(call).header.status == wire.DownloadHeader.READY  # and no more
         assert psutil.Process().memory_info().rss - before < 3 * num_bytes
-
-
-def test_refused_joins_and_ever_new_sessions_leave_few_lines(
-    tmp_path: Path, identities: Path
-) -> None:
-    bench, recorder = Bench(tmp_path), Recorder(tmp_path)
-
-    def write(event: str, site: str | None, text: str, **details: Any) -> None:
-        recorder.write({"kind": "event", "event": event, "site": site, "text": text, **details})
-
-    bench.hub.changed._write = write
-    with serving(bench.hub, identities) as plane, stub_of(plane.port, identities / "s1") as stub:
-        for number in range(300):
-            hello = bench.hello("s1", f"s{number}")
-            stub.Join(hello, timeout=10)
-            hello.protocol += 1 + number
-            assert stub.Join(hello, timeout=10).refusal
-        welcome = stub.Join(bench.hello("s1", "one more"), timeout=10)
-        assert welcome.is_waiting and "joined too often" in welcome.text
-    recorder.close()
-    files = [tmp_path / name for name in ("journal.jsonl", "metrics.jsonl")]
-    assert 8 < sum(len(path.read_text().splitlines()) for path in files) < 40
 
 
 def test_others_go_on_while_a_join_is_read(

@@ -22,12 +22,16 @@ def board(tmp_path: Path) -> Board:
     return Board(make_config(tmp_path))
 
 
+def shown(board: Board, width: int = 110) -> str:
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(render_board(board, 75.0))
+    return console.export_text()
+
+
 def test_the_table_has_a_row_per_site_and_a_column_per_loss(board: Board) -> None:
     for t, row in enumerate((round_row(1, "s1"), quality_row(0, 80.0))):
         board.take(record_of(row, float(t)))
-    console = Console(width=80, file=io.StringIO(), record=True)
-    console.print(render_board(board, 75.0))
-    text = console.export_text()
+    text = shown(board, width=80)
     parts = ("s1  ", " training ", "discri…", "genera…", "1:15 elapsed", "step 10/20, round 1")
     quality = "untrained: Fréchet distance 80, 200.0 times the floor 0.4"
     for part in (*parts, "80 %", quality):
@@ -36,9 +40,7 @@ def test_the_table_has_a_row_per_site_and_a_column_per_loss(board: Board) -> Non
 
 def test_a_script_that_measures_nothing_is_not_told_so_in_every_line(board: Board) -> None:
     board.take(record_of({"kind": "quality", "version": 0, "step": 0}, 0.0))
-    console = Console(width=110, file=io.StringIO(), record=True)
-    console.print(render_board(board, 75.0))
-    assert "evaluate" not in _plain_line(board) + console.export_text()
+    assert "evaluate" not in _plain_line(board) + shown(board)
 
 
 def test_a_site_that_a_run_goes_on_without_is_not_waited_for(board: Board) -> None:
@@ -50,9 +52,7 @@ def test_a_site_that_a_run_goes_on_without_is_not_waited_for(board: Board) -> No
 def test_what_looks_like_markup_is_shown_as_it_is(board: Board) -> None:
     row = round_row(1, "s1") | {"losses": {"[/]": 1.0, ":x:": 2.0}}
     board.take(record_of(row, 0.0))
-    console = Console(width=110, file=io.StringIO(), record=True)
-    console.print(render_board(board, 75.0))
-    text = console.export_text()
+    text = shown(board)
     assert " :x: " in text and " [/] " in text
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 from fedwan.config import load
 from fedwan.output.outputs import Outputs, _run_id, metrics_of
-from fedwan.output.records import EventRecord, RoundRecord, read_records
+from fedwan.output.records import EventRecord, read_records
 from fedwan.output.summary import read_summary
 from tests.output.runs import TOTALS, make_config, quality_row, record_of, round_row, write_run
 
@@ -42,7 +42,7 @@ def test_a_finished_run_leaves_everything_that_is_promised(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_run_that_breaks_leaves_a_report_but_no_summary_and_its_records_when_resumed(
+def test_a_run_that_breaks_leaves_a_report_but_no_summary_and_its_picture_when_resumed(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(RuntimeError), Outputs(make_config(tmp_path), tmp_path) as outputs:
@@ -50,11 +50,8 @@ def test_a_run_that_breaks_leaves_a_report_but_no_summary_and_its_records_when_r
         raise RuntimeError("broken")
     assert (tmp_path / "report.html").exists()
     assert not (tmp_path / "summary.json").exists()
-    with Outputs(make_config(tmp_path), tmp_path, resumed=(1, [1])) as outputs:
-        outputs.record(round_row(2, "s1"))
-    records = read_records(tmp_path)
-    rounds = [(r.version, r.site) for r in records if isinstance(r, RoundRecord)]
-    assert rounds == [(1, "s1"), (1, "s2"), (2, "s1")]
+    with Outputs(make_config(tmp_path), tmp_path, resumed=(1, [1])):
+        pass
     assert (tmp_path / "samples.png").exists()
 
 
@@ -71,17 +68,13 @@ def test_a_report_that_cannot_be_written_does_not_hide_how_the_run_ended(
 
 def test_bytes_from_a_site_that_hold_no_picture_become_a_warning(tmp_path: Path) -> None:
     with Outputs(make_config(tmp_path), tmp_path) as outputs:
-        points, none = torch.zeros(4, 2), torch.zeros(0, 1, 8, 8)
-        for data in (
-            *(b"nonsense", b"\xff" * 64, save({"generated": torch.zeros(4, 3)})),
-            *(save({"generated": points, "real": x}) for x in (torch.zeros(5), torch.zeros(()))),
-            save({"generated": none}),
-        ):
+        undrawable = [save({"generated": torch.zeros(n)}) for n in ((4, 3), (0, 1, 8, 8))]
+        for data in (b"nonsense", b"\xff" * 64, *undrawable):
             outputs.samples(3, 60, data)
     for warning in (found := read_records(tmp_path)):
         assert isinstance(warning, EventRecord) and warning.event == "warning"
         assert "version 3 cannot be drawn" in warning.text
-    assert len(found) == 6 and not (tmp_path / "samples.png").exists()
+    assert len(found) == 4 and not (tmp_path / "samples.png").exists()
 
 
 def test_a_report_without_pictures_is_said_once_and_draws_none(tmp_path: Path) -> None:
