@@ -285,5 +285,5 @@ def alike(chart: Chart, _: str, network: str) -> Told:
         "all sites send nearly the same contributions: they take the same samples in the same "
         "order, or their samples hardly matter to it",
         "give each site data of its own, or seed the loader with torch.initial_seed() after "
-        "fedwan.join; else one site would do as well",
+        "fedwan.join, in Lightning in train_dataloader(); else one site would do as well",
     )
