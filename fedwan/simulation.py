@@ -56,7 +56,7 @@ class SimulatedRun:
 
     model: GlobalModel
     totals: Totals
-    records: list[dict[str, Any]]
+    records: list[dict[str, Any]] = field(repr=False)
     """Rows as in `metrics.jsonl` and `journal.jsonl`."""
     site_sha256: dict[str, str]
     """Hash of the weights that each site ended with."""
