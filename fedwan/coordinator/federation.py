@@ -28,7 +28,7 @@ from fedwan.protocol.gate import Gate
 from fedwan.protocol.limits import Allowance, Refusals, shown
 from fedwan.protocol.policy import Verdict
 from fedwan.protocol.registry import Registry, Verb
-from fedwan.protocol.round import Merge
+from fedwan.protocol.round import Key, Merge
 from fedwan.protocol.rounds import Rounds
 
 TICK_S = 0.5
@@ -173,7 +173,7 @@ class Federation:
         odd = self.gate.odd_ones([merge.contribution.measures.figures() for merge in merges])
         for place, why in odd.items():
             self.rounds.leave_out(merges[place])
-            self.refuse_contribution(merges[place].key.site, why)
+            self.refuse_contribution(merges[place].key, why)
         return [merge for place, merge in enumerate(merges) if place not in odd]
 
     def publish(self, payload: Payload, *, own: str = "") -> None:
@@ -297,9 +297,12 @@ class Federation:
             self._rounds.expect(self.registry.awaited())
         self.changed.notify_all()
 
-    def refuse_contribution(self, site: str, why: str) -> None:
+    def refuse_contribution(self, key: Key, why: str) -> None:
         """Count it, and tell of it."""
-        self.rounds.refused[site] += 1
+        site, present = key.site, self.rounds.round
+        # What one overflow has spoilt of fragments that travel at the same time is one try.
+        if present is None or present.fragment.index == key.fragment:
+            self.rounds.refused[site] += 1
         self.last_refusal = f"contribution of {site} refused: {why}"
         self._refuse(site, self.last_refusal)
 
