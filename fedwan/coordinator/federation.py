@@ -155,6 +155,9 @@ class Federation:
     def advance(self) -> tuple[Verdict, list[Merge[Contribution]]]:
         """See `Rounds.advance`."""
         with self.changed:
+            if self.masking and self.masking.is_deciding:
+                self.tick()
+                return "wait", []
             now_s = time.monotonic()
             gone = self.registry.absent(now_s)
             verdict, merges = self.rounds.advance(now_s, len(self.live()), gone)
@@ -242,8 +245,11 @@ class Federation:
         done: list[Contribution] = []
         with self.changed:
             sending = self._intake.open_of(site) if self._intake else []
-            self.registry.decide(verb, site, sending, has_begun or self._rounds is not None)
-            if verb == "eject" and self._intake and self._rounds:
+            awaited = () if self.masking else sending
+            self.registry.decide(verb, site, awaited, has_begun or self._rounds is not None)
+            # Under masks nobody may be in a sum who will not help to take them off.
+            is_out = verb == "eject" or (verb == "drain" and self.masking is not None)
+            if is_out and self._intake and self._rounds:
                 for upload in sending:
                     self._intake.close(upload, self.registry.refusal(site))
                 done = self._rounds.forget(site)
