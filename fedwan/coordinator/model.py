@@ -49,6 +49,7 @@ from fedwan.workloads.optim import is_moment
 
 CHECKPOINT = "coordinator.safetensors"
 PREVIOUS = "coordinator.previous.safetensors"
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def newest_whole(folder: Path) -> tuple[Path, str]:
@@ -115,7 +116,7 @@ class GlobalModel:
             for name, spec in layout.items()
         }
         self._weights = {name: spec for name, spec in layout.items() if not is_moment(name)}
-        self.ema = clone({name: self.state[name] for name in self._weights})
+        self.ema = _averages(clone({name: self.state[name] for name in self._weights}))
         self.fragments = strategy.fragments(layout)
         self.versions = [0] * len(self.fragments)
         self._contributes = strategy.contributes
@@ -321,7 +322,7 @@ class GlobalModel:
             weights = select_prefix("global", tensors)
             model = cls(weights, layout, strategy, config.half_life)
             ema = select_prefix("ema", tensors)
-            model.ema = {name: ema[name] for name in model.ema}
+            model.ema = _averages({name: ema[name] for name in model.ema})
             model._server_step.load_state(select_prefix("outer", tensors))
             model._residual = select_prefix("residual", tensors)
             model.versions = [int(v) for v in meta["versions"]]
@@ -336,6 +337,11 @@ class GlobalModel:
         return model
 
 
+def _averages(state: State) -> State:
+    """In fp32 at least: half precision would not move by a share as small as a round's."""
+    return {n: v.float() if v.dtype in HALVES else v for n, v in state.items()}
+
+
 def update_ema(ema: State, state: State, layout: Layout, samples: int, half_life: float) -> None:
     """Move `ema` towards `state`, in place; counters are copied.
 
@@ -347,4 +353,4 @@ def update_ema(ema: State, state: State, layout: Layout, samples: int, half_life
         if layout[name].role is Role.COUNTER:
             ema[name].copy_(value)
         else:
-            ema[name].lerp_(value, weight)
+            ema[name].lerp_(value.to(ema[name].dtype), weight)

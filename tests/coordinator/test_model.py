@@ -309,6 +309,22 @@ def test_the_average_depends_on_samples_not_on_rounds_and_on_a_fragment_s_tensor
     torch.testing.assert_close(ema["g/w"], torch.full((2,), 0.125))
 
 
+def test_averages_of_buffers_in_half_precision_follow_them(tmp_path: Path) -> None:
+    layout = {"generator/m": spec((2,), Role.MEAN, torch.bfloat16), "generator/w": spec((2,))}
+    strategy = build_strategy(diloco, {"generator": ADAM}, sites=2, h=1)
+    initial = {"generator/m": torch.zeros(2, dtype=torch.bfloat16), "generator/w": torch.zeros(2)}
+    model = GlobalModel(initial, layout, strategy, 40_000.0)
+    merged = {"generator/m": torch.ones(2), "generator/w": torch.zeros(2)}
+    for _ in range(200):
+        model.commit(model.fragments[0], dict(merged), samples=200)
+    assert float(model.ema["generator/m"][0]) == pytest.approx(0.5, abs=0.01)
+    model.save(tmp_path, {})
+    again = GlobalModel.load(tmp_path, strategy, CONFIG)
+    assert hash_state(again.ema) == hash_state(model.ema)
+    payload, _ = model.snapshot(Kinds.EMA)
+    assert fp32().decode(payload, layout)["generator/m"].dtype == torch.bfloat16
+
+
 def test_moments_that_are_merged_are_neither_averaged_nor_saved_and_sent_as_averages(
     tmp_path: Path,
 ) -> None:
