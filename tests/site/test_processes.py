@@ -410,6 +410,16 @@ def test_an_upload_may_take_longer_than_a_collective(pair: Processes, tmp_path: 
     assert first.sha256 == {second.ended.sha256}
 
 
+def spread(dtype: torch.dtype) -> list[int]:
+    value = torch.arange(3, dtype=dtype) if dist.get_rank() == 0 else None
+    told: list[int] = open_group().spread(value, (3,), dtype).tolist()
+    return told
+
+
+def test_tensors_of_any_dtype_that_travels_reach_all_processes(pair: Processes) -> None:
+    assert pair.run(spread, torch.int16) == [[0, 1, 2]] * 2  # which gloo does not know
+
+
 class Spoilt:
     """An overflow: one batch makes weights that are no numbers."""
 
