@@ -319,6 +319,9 @@ class GlobalModel:
             layout = layout_from_json(meta["layout"])
             if (merged := meta["contributes"]) != strategy.contributes:
                 raise ValueError(f"{merged}s, not {strategy.contributes}s, were merged")
+            # Copies: what was read is the file itself, whose space would be taken until the end,
+            # long after it has been replaced.
+            tensors = clone(tensors)
             weights = select_prefix("global", tensors)
             model = cls(weights, layout, strategy, config.half_life)
             ema = select_prefix("ema", tensors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -242,6 +243,16 @@ def test_a_resumed_run_goes_on_bit_for_bit(name: str, down: str, tmp_path: Path)
     advance(loaded, range(4, 8))
     assert same_bits(model.state, loaded.state)
     assert same_bits(model.ema, loaded.ema) and model.versions == loaded.versions == [7]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_model_holds_no_file_that_it_was_read_from(tmp_path: Path) -> None:
+    model = make_model(strategy_of("diloco"))
+    advance(model, range(1, 3))
+    model.save(tmp_path, {})
+    again = GlobalModel.load(tmp_path, strategy_of("diloco"), CONFIG)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    assert hash_state(again.state) == hash_state(model.state)
 
 
 def test_a_checkpoint_tells_whose_contribution_the_latest_update_is(tmp_path: Path) -> None:
