@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,19 @@ def test_what_ended_one_flight_is_told_when_another_makes_the_site_start_over(
         at_site(config, tmp_path, take_steps)
 
 
-def overflow_once(call: int) -> Ended:
-    """A batch that makes weights which are no numbers."""
+def overflow_once(call: int, keep: Callable[[nn.Module], object] = lambda net: None) -> Ended:
+    """A batch that makes weights which are no numbers; `keep` gets the network."""
     left = [call]
 
     def spoil(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         left[0] -= 1
         return args if left[0] else tuple(arg * float("nan") for arg in args)
 
-    return take_steps(keep=lambda net: net.register_forward_pre_hook(spoil))
+    def spoilt(net: nn.Module) -> None:
+        net.register_forward_pre_hook(spoil)
+        keep(net)
+
+    return take_steps(keep=spoilt)
 
 
 def test_fragments_that_one_overflow_has_spoilt_together_are_one_try(tmp_path: Path) -> None:
@@ -48,3 +53,12 @@ def test_fragments_that_one_overflow_has_spoilt_together_are_one_try(tmp_path: P
     assert isinstance(ran, Ran) and ran.sha256 == {ran.ended.sha256}
     refused = [row for row in ran.records if row.get("event") == "rejected"]
     assert len(refused) >= 3, refused
+
+
+def test_what_is_a_sites_own_is_put_back_after_an_overflow(tmp_path: Path) -> None:
+    nets: list[nn.Module] = []
+    words = ["strategy=diloco", "steps=16", 'network.net.exclude=["6.*"]']
+    ran = at_site(asked(*words), tmp_path, lambda: overflow_once(10, nets.append))
+    (refused,) = [row for row in ran.records if row.get("event") == "rejected"]
+    assert "not finite" in refused["text"]
+    assert all(bool(value.isfinite().all()) for value in nets[0].parameters())
