@@ -188,7 +188,10 @@ class GlobalModel:
         A `UserError` if it is not finite.
         """
         try:
-            update = plain(proposal)
+            # Buffers as they travel: what is finite in fp32 may not be in fp16.
+            specs = self.layout.items()
+            buffers = {n: s.dtype for n, s in specs if s.role is not Role.PARAMETER}
+            update = plain({n: v.to(buffers.get(n, v.dtype)) for n, v in proposal.items()})
             if not self._down.is_exact:
                 update = dict(self._down.read_each(payload, layout))
         except PayloadError as error:  # values that are not finite have no scale

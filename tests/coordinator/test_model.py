@@ -149,6 +149,17 @@ def test_an_update_that_is_not_finite_is_told_by_tensor_and_moves_nothing(
     assert model.versions == [2] and not model.is_whole
 
 
+def test_a_buffer_that_its_dtype_cannot_hold_moves_nothing() -> None:
+    layout = {"generator/w": spec((2,)), "generator/x": spec((2,), Role.MEAN, torch.float16)}
+    initial = {"generator/w": torch.ones(2), "generator/x": torch.ones(2, dtype=torch.float16)}
+    strategy = build_strategy(diloco, {"generator": ADAM}, sites=2, h=1)
+    model = GlobalModel(initial, layout, strategy, HALF_LIFE)
+    merged = {"generator/w": torch.ones(2), "generator/x": torch.full((2,), 1e5)}
+    with pytest.raises(UserError, match="'generator/x' holds values that are not finite"):
+        model.commit(model.fragments[0], merged, samples=1)
+    assert all(bool(value.eq(1).all()) for value in model.state.values())
+
+
 @pytest.mark.parametrize("down", ["fp32", "int4"])
 def test_a_transform_whose_updates_are_not_finite_is_to_be_mended(down: str) -> None:
     strategy = strategy_of("diloco", down)._replace(server_step=step_outer(BROKEN))
