@@ -68,8 +68,9 @@ def strided(most: int, h: int) -> Fragmentation:
             for module in modules:
                 index = min(range(count), key=lambda i: (own[i], total[i], i))  # noqa: B023
                 parts[index] |= module
-                own[index] += _num_bytes(module)
-                total[index] += _num_bytes(module)
+                size = max(1, _num_bytes(module))  # of empty tensors, too: none is left without any
+                own[index] += size
+                total[index] += size
         return tuple(
             Fragment(index, dict(sorted(part.items())), index * h // count)
             for index, part in enumerate(parts)

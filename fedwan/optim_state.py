@@ -35,6 +35,8 @@ class NamedOptimizers:
         self.params = params
         self._names: dict[Tensor, str] = {}
         again = {p: name for name, p in params.items() if self._names.setdefault(p, name) != name}
+        if odd := [key for key in optimizers if "|" in key]:
+            raise UserError(f"optimiser name {odd[0]!r} holds a '|'; choose another name")
         self.state()
         for param in again.keys() & {p for o in optimizers.values() for p in _held(o)}:
             raise UserError(

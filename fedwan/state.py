@@ -139,6 +139,11 @@ def _travelling(
         for name, buffer in module.named_buffers():
             if name in persistent:
                 found[f"{network}/{name}"] = buffer, role_of_buffer(name, buffer)
+    if odd := [name for name in found if "|" in name]:
+        raise UserError(
+            f"tensor {odd[0]!r} has a '|' in its name, which stands between a parameter and its "
+            "moments; choose another name"
+        )
     roles = {name: home.get(name, role) for name, (_, role) in found.items()}
     return {
         name: (found[name][0], roles[name]) for name in sorted(found) if roles[name] not in _AT_HOME

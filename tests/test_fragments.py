@@ -17,6 +17,7 @@ from fedwan.fragments import (
     strided,
 )
 from fedwan.state import layout_of, network_of
+from tests.support import spec
 
 
 @settings(deadline=None)
@@ -102,6 +103,11 @@ def test_every_tensor_is_in_one_fragment_and_modules_stay_whole(count: int) -> N
         siblings = {home[n] for n in layout if n.rpartition(".")[0] == module}
         assert siblings == {home[name]}
     assert all(f.layout for f in fragments)
+
+
+def test_no_fragment_is_left_empty_by_tensors_without_values() -> None:
+    layout = {f"net/{i}.weight": spec((3, num)) for i, num in enumerate((0, 0, 3))}
+    assert all(f.layout for f in strided(3, 24)(layout))
 
 
 def test_fragments_weigh_about_the_same_and_hold_parts_of_every_network() -> None:

@@ -105,7 +105,8 @@ class Invariants:
 
         def observed_decide(verb: Verb, site: str, **given: Any) -> None:
             decide(verb, site, **given)
-            if verb == "eject":  # with what it had sent, even if it is admitted at once
+            # With what it had sent, even if it is admitted at once.
+            if verb == "eject" or (verb == "drain" and hub.masking):
                 self._accepted = {key for key in self._accepted if key.site != site}
 
         def observed_close_stripe(name: str, header: wire.UploadHeader) -> wire.Receipt:

@@ -28,7 +28,7 @@ from fedwan.protocol.gate import Gate
 from fedwan.protocol.limits import Allowance, Refusals, shown
 from fedwan.protocol.policy import Verdict
 from fedwan.protocol.registry import Registry, Verb
-from fedwan.protocol.round import Merge
+from fedwan.protocol.round import Key, Merge
 from fedwan.protocol.rounds import Rounds
 
 TICK_S = 0.5
@@ -155,6 +155,9 @@ class Federation:
     def advance(self) -> tuple[Verdict, list[Merge[Contribution]]]:
         """See `Rounds.advance`."""
         with self.changed:
+            if self.masking and self.masking.is_deciding:
+                self.tick()
+                return "wait", []
             now_s = time.monotonic()
             gone = self.registry.absent(now_s)
             verdict, merges = self.rounds.advance(now_s, len(self.live()), gone)
@@ -173,7 +176,7 @@ class Federation:
         odd = self.gate.odd_ones([merge.contribution.measures.figures() for merge in merges])
         for place, why in odd.items():
             self.rounds.leave_out(merges[place])
-            self.refuse_contribution(merges[place].key.site, why)
+            self.refuse_contribution(merges[place].key, why)
         return [merge for place, merge in enumerate(merges) if place not in odd]
 
     def publish(self, payload: Payload, *, own: str = "") -> None:
@@ -242,8 +245,11 @@ class Federation:
         done: list[Contribution] = []
         with self.changed:
             sending = self._intake.open_of(site) if self._intake else []
-            self.registry.decide(verb, site, sending, has_begun or self._rounds is not None)
-            if verb == "eject" and self._intake and self._rounds:
+            awaited = () if self.masking else sending
+            self.registry.decide(verb, site, awaited, has_begun or self._rounds is not None)
+            # Under masks nobody may be in a sum who will not help to take them off.
+            is_out = verb == "eject" or (verb == "drain" and self.masking is not None)
+            if is_out and self._intake and self._rounds:
                 for upload in sending:
                     self._intake.close(upload, self.registry.refusal(site))
                 done = self._rounds.forget(site)
@@ -297,9 +303,12 @@ class Federation:
             self._rounds.expect(self.registry.awaited())
         self.changed.notify_all()
 
-    def refuse_contribution(self, site: str, why: str) -> None:
+    def refuse_contribution(self, key: Key, why: str) -> None:
         """Count it, and tell of it."""
-        self.rounds.refused[site] += 1
+        site, present = key.site, self.rounds.round
+        # What one overflow has spoilt of fragments that travel at the same time is one try.
+        if present is None or present.fragment.index == key.fragment:
+            self.rounds.refused[site] += 1
         self.last_refusal = f"contribution of {site} refused: {why}"
         self._refuse(site, self.last_refusal)
 

@@ -41,6 +41,9 @@ class Masking:
         self.asked: dict[tuple[int, int], list[str]] = {}
         """Survivors by fragment and version, of sums that a checkpoint may not outlive yet; of the
         present one who is in it so far."""
+        self.is_deciding = False
+        """While the operator's decision on a site is written: nothing is added up meanwhile, or the
+        site might be in a sum that it was not needed for."""
         self._cards: dict[str, wire.MaskCard] = {}
         self._sizes: dict[tuple[int, int], bytes] = {}
 

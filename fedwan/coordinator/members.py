@@ -41,19 +41,24 @@ def answer(run: CoordinatedRun, request: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"ask = {str(ask)[:80]!r}; it is status, {', '.join(DECIDED)}")
     verb: Verb = ask
     with run.hub.deciding:  # what is objected to depends on what was decided before
-        registry = run.hub.registry
+        registry, masking = run.hub.registry, run.hub.masking
         with run.hub.changed:
             objection = registry.objection(verb, site)
-            if run.hub.masking and verb != "admit" and not objection:
+            if masking and verb != "admit" and not objection:
                 entries = registry.sites.items()
                 others = [n for n, entry in entries if n != site and entry.standing == "in"]
-                objection = run.hub.masking.needs(site, others)
+                objection = masking.needs(site, others)
+                masking.is_deciding = not objection
         if objection:
             raise UserError(objection)
-        text = f"{site} {_TEXTS[verb]}"
-        # On disk before it is done: it outlives the coordinator.
-        run.hub.event(DECIDED[verb], site, text)
-        run.hub.decide(verb, site)
+        text = f"{site} {_TEXTS['eject' if masking and verb == 'drain' else verb]}"
+        try:
+            # On disk before it is done: it outlives the coordinator.
+            run.hub.event(DECIDED[verb], site, text)
+            run.hub.decide(verb, site)
+        finally:
+            if masking:
+                masking.is_deciding = False
     return {"site": site, "event": DECIDED[verb], "text": text}
 
 

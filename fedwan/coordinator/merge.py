@@ -50,13 +50,15 @@ class Merger:
         """By tensor, the weights so far, in units."""
 
     def keep(self, state: State, weight: float) -> None:
-        """Let present running statistics take part: one contribution must not replace them."""
+        """Let present statistics and counters take part: one contribution must not replace them."""
         assert not self._sums, "statistics are kept before contributions are added"
         for name, spec in self._layout.items():
             self._units[name] = 1.0
             if spec.role in (Role.MEAN, Role.VARIANCE):
                 self._sums[name] = state[name].to(torch.float32) * weight
                 self._totals[name] = weight
+            elif spec.role is Role.COUNTER:
+                self._sums[name] = state[name].clone()
 
     def add(
         self, tensors: Iterable[tuple[str, Coded]], weight: float, scale: float = 1.0

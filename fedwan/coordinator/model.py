@@ -49,6 +49,7 @@ from fedwan.workloads.optim import is_moment
 
 CHECKPOINT = "coordinator.safetensors"
 PREVIOUS = "coordinator.previous.safetensors"
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def newest_whole(folder: Path) -> tuple[Path, str]:
@@ -115,7 +116,7 @@ class GlobalModel:
             for name, spec in layout.items()
         }
         self._weights = {name: spec for name, spec in layout.items() if not is_moment(name)}
-        self.ema = clone({name: self.state[name] for name in self._weights})
+        self.ema = _averages(clone({name: self.state[name] for name in self._weights}))
         self.fragments = strategy.fragments(layout)
         self.versions = [0] * len(self.fragments)
         self._contributes = strategy.contributes
@@ -187,7 +188,10 @@ class GlobalModel:
         A `UserError` if it is not finite.
         """
         try:
-            update = plain(proposal)
+            # Buffers as they travel: what is finite in fp32 may not be in fp16.
+            specs = self.layout.items()
+            buffers = {n: s.dtype for n, s in specs if s.role is not Role.PARAMETER}
+            update = plain({n: v.to(buffers.get(n, v.dtype)) for n, v in proposal.items()})
             if not self._down.is_exact:
                 update = dict(self._down.read_each(payload, layout))
         except PayloadError as error:  # values that are not finite have no scale
@@ -318,10 +322,13 @@ class GlobalModel:
             layout = layout_from_json(meta["layout"])
             if (merged := meta["contributes"]) != strategy.contributes:
                 raise ValueError(f"{merged}s, not {strategy.contributes}s, were merged")
+            # Copies: what was read is the file itself, whose space would be taken until the end,
+            # long after it has been replaced.
+            tensors = clone(tensors)
             weights = select_prefix("global", tensors)
             model = cls(weights, layout, strategy, config.half_life)
             ema = select_prefix("ema", tensors)
-            model.ema = {name: ema[name] for name in model.ema}
+            model.ema = _averages({name: ema[name] for name in model.ema})
             model._server_step.load_state(select_prefix("outer", tensors))
             model._residual = select_prefix("residual", tensors)
             model.versions = [int(v) for v in meta["versions"]]
@@ -336,6 +343,11 @@ class GlobalModel:
         return model
 
 
+def _averages(state: State) -> State:
+    """In fp32 at least: half precision would not move by a share as small as a round's."""
+    return {n: v.float() if v.dtype in HALVES else v for n, v in state.items()}
+
+
 def update_ema(ema: State, state: State, layout: Layout, samples: int, half_life: float) -> None:
     """Move `ema` towards `state`, in place; counters are copied.
 
@@ -347,4 +359,4 @@ def update_ema(ema: State, state: State, layout: Layout, samples: int, half_life
         if layout[name].role is Role.COUNTER:
             ema[name].copy_(value)
         else:
-            ema[name].lerp_(value, weight)
+            ema[name].lerp_(value.to(ema[name].dtype), weight)

@@ -342,7 +342,7 @@ class Servicer(Federation):
 
     def _rejection(self, upload: Upload, text: str) -> wire.Receipt:
         self.intake.close(upload)
-        self.refuse_contribution(upload.key.site, text)
+        self.refuse_contribution(upload.key, text)
         return wire.Receipt(status=wire.Receipt.REJECTED, text=text)
 
     def refuse(self, site: str, text: str) -> None:

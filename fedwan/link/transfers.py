@@ -11,7 +11,8 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -297,5 +298,7 @@ def _side_by_side(threads: ThreadPoolExecutor, calls: Sequence[Callable[[], T]])
     try:
         first = calls[0]()
     finally:
-        wait(others)
+        for other in others:
+            with suppress(CancelledError):  # told below; `wait` would never hear of a cancelled one
+                other.exception()
     return [first, *(other.result() for other in others)]

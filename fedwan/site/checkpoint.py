@@ -314,6 +314,16 @@ class SiteCheckpoints:
             log.warning("the last checkpoint could not be written: %s", error)
         self._copies.clear()
 
+    def restore_own(self) -> None:
+        """Put back what is this site's own, as the newest checkpoint has it, if there is one.
+
+        Collective.
+        """
+        for version in self.versions()[-1:]:
+            with suppress(CheckpointError):  # damaged: what there is stays
+                tensors, _ = read_tensors(self._path(version), "model:")
+                self._replica.load_pieces(select_prefix("model", tensors), with_model=False)
+
     def load(self, version: int, with_model: bool) -> Ledger:
         """Restore everything as it stood when the steps to `version` were complete.
 

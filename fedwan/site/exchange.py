@@ -25,7 +25,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
@@ -49,7 +48,7 @@ from fedwan.strategy import Landing
 log = logging.getLogger(__name__)
 
 MAX_REJECTIONS = 3
-"""Contributions refused in a row, after which a site gives up."""
+"""Times in a row that a site begins anew because it was refused, after which it gives up."""
 
 
 class _Astray(FedwanError):
@@ -57,7 +56,7 @@ class _Astray(FedwanError):
 
 
 class _Refused(_Astray):
-    """What it sent is not late, but cannot be used."""
+    """What it sent is not late, but cannot be used; the text says why."""
 
 
 class _Over(Exception):  # noqa: N818
@@ -198,7 +197,7 @@ class Exchange:
                 if self._place.has_gradients or is_last or flight.lands_at <= step:
                     self._land(flight, is_last)
         except _Astray as error:
-            return self._start_over(isinstance(error, _Refused))
+            return self._start_over(error)
         except _Over:  # the step loop ends by itself
             return step
         place = self._place
@@ -303,15 +302,8 @@ class Exchange:
         """By what became of a contribution, settle what error feedback owes, or be astray."""
         version, fragment = flight.version, flight.fragment
         if receipt.status == wire.Receipt.REJECTED:
-            self._rejections += 1
-            self._place.checkpoints.drop(self._place.versions[0] + 1)
             log.warning("contribution to version %d was refused: %s", version, receipt.text)
-            if self._rejections >= MAX_REJECTIONS:
-                # Another process would do no better: each of these tries began with fresh weights.
-                raise UserError(
-                    f"{self._rejections} contributions in a row were refused: {receipt.text}"
-                )
-            raise _Refused
+            raise _Refused(receipt.text)
         flight.sent = (residual, owed)
         if receipt.status != wire.Receipt.ACCEPTED:
             self._place.note_others(receipt)
@@ -403,12 +395,23 @@ class Exchange:
             self._place.owe(fragment)
             self._place.keep(fragment)
 
-    def _start_over(self, is_refused: bool) -> int:
+    def _start_over(self, error: _Astray) -> int:
         """Give up what is in flight and take the global weights; the step that they stand at."""
         place, self._has_moved = self._place, True
         self._in_vain.set()
-        held = self._group.lead(self._ground)
+        held, refusal = self._group.lead(self._ground)
         self._in_vain = threading.Event()
+        if isinstance(error, _Refused):
+            refusal = error
+        if refusal is not None:
+            # At every process: all of them save the next checkpoint, or none does.
+            place.checkpoints.drop(place.versions[0] + 1)
+            self._rejections += 1
+            if self._rejections >= MAX_REJECTIONS:
+                # Another process would do no better: each of these tries began with fresh weights.
+                raise UserError(
+                    f"{self._rejections} contributions in a row were refused: {refusal}"
+                )
         unpaid = {}
         for flight in self._flights.values():
             if flight.sent is None:  # nobody knows whether it was merged, and so paid
@@ -416,27 +419,31 @@ class Exchange:
             elif flight.unpaid is not None:
                 unpaid[flight.fragment.index] = (flight.version, flight.unpaid)
         self._flights.clear()
-        place.start_over(is_refused, held, unpaid)
+        place.start_over(refusal is not None, held, unpaid)
         return place.run_step if place.keeps_pace else place.ahead(place.reached(place.versions))
 
-    def _ground(self) -> list[int]:
+    def _ground(self) -> tuple[list[int], _Refused | None]:
         """Wait for what is in the air; a call of it in which nothing moves ends by itself.
 
-        The versions of the global weights then: what has come has moved them.
+        The versions of the global weights then, as what has come has moved them, and a refusal.
         """
-        held = list(self._place.versions)
+        held, refusal = list(self._place.versions), None
         for flight in self._flights.values() if self._tau else ():
-            with suppress(_Astray):
+            try:
                 update = cast(Future[Delivery], flight.update).result()
                 if self._group.size == 1:
                     held[flight.fragment.index] = update.header.version
-        return held
+            except _Refused as error:
+                refusal = error
+            except _Astray:
+                pass
+        return held, refusal
 
     def finish(self) -> None:
         """The run is complete: hold the weights that it ended with."""
         place = self._place
         if place.keeps_pace or place.reached(place.versions) < place.num_steps:
-            self._start_over(is_refused=False)
+            self._start_over(_Astray())
 
     def close(self) -> None:
         """Give up what is still on its way; threads end when their present call does."""

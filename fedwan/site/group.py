@@ -77,7 +77,8 @@ class Group:
         if self.size == 1:
             return value
         sent = value.detach().to("cpu", dtype).contiguous()
-        torch.distributed.broadcast(sent, src=0, group=self._handle)
+        # As bytes: gloo does not know all dtypes.
+        torch.distributed.broadcast(sent.view(-1).view(torch.uint8), src=0, group=self._handle)
         return sent
 
     def share(self, call: Callable[[], Delivery]) -> Delivery:

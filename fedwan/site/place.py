@@ -278,8 +278,10 @@ class Place:
         for fragment in self.fragments:
             self.keep(fragment)
         if is_refused:
-            # The optimisers too: moments that are not finite would spoil every later step.
+            # The optimisers too: moments that are not finite would spoil every later step. So would
+            # layers and statistics that are the site's own.
             self.replica.reset_optimizers()
+            self.checkpoints.restore_own()
         if outer is not None:
             self.replica.load_optimizers(outer, is_whole=True)
         self._take_over(self.versions, None if is_refused else owed)

@@ -12,19 +12,21 @@ import pytest
 from Crypto.Protocol.SecretSharing import Shamir
 
 from fedwan.config import Config
+from fedwan.coordinator import members
 from fedwan.coordinator.federation import Federation
 from fedwan.coordinator.mask_keys import Masking
 from fedwan.coordinator.masked import MaskedMerger, _put_together, take_masks_off
 from fedwan.errors import ConfigError, PayloadError, UserError
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.loopback import LoopbackLink
 from fedwan.link.tls import Identity
 from fedwan.protocol.registry import Registry
 from fedwan.protocol.round import Key
 from fedwan.protocol.unmasking import hash_of
 from fedwan.simulation import Absence
 from fedwan.site.masker import Masker
-from tests.planes import Wires, layout_of_size
+from tests.planes import Bench, Wires, header_of, layout_of_size, payload_of
 from tests.support import NET, DyingLink, Stopped, run_tiny, tiny_config
 
 
@@ -250,6 +252,46 @@ def test_who_is_in_the_present_sum_is_needed_for_it() -> None:
     Federation.advance(hub)
     assert "is needed to take the masks off round 5" in masking.needs("s1", ["s2", "s3"])
     assert not masking.needs("s2", ["s1", "s3"])
+
+
+def contributing(folder: Path, *sites: str) -> Bench:
+    """A round that has begun, and whole contributions of these sites."""
+    bench = Bench(folder)
+    for site in bench.registry.sites:
+        bench.hub.join(site, bench.hello(site))
+    with bench.hub.changed:
+        bench.rounds.begin(0.0)
+    for site in sites:
+        link, payload = LoopbackLink(bench.hub, site), payload_of(1.0, bench.layout)
+        link.join(bench.hello(site))
+        assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
+    bench.hub.masking = Masking("run", list(bench.registry.sites), 2)
+    bench.registry.least = 2
+    for site in bench.registry.sites:
+        bench.hub.masking.keep(site, wire.MaskCard(site=site))
+    return bench
+
+
+def test_what_a_drained_site_has_sent_and_nobody_has_added_up_is_in_no_sum(tmp_path: Path) -> None:
+    bench = contributing(tmp_path, "s3")
+    run: Any = SimpleNamespace(hub=bench.hub)
+    told = members.answer(run, {"ask": "drain", "site": "s3"})
+    assert told["text"] == "s3 is out; nothing more of it is taken"
+    assert bench.registry.sites["s3"].standing == "drained"
+    assert bench.contribution("s3") is None
+    assert bench.rounds.round is not None and bench.rounds.round.waiting == ["s1", "s2"]
+
+
+def test_nothing_is_added_up_while_a_decision_on_a_site_is_written(tmp_path: Path) -> None:
+    bench = contributing(tmp_path, "s1")
+    found = []
+
+    def write(*_: Any, **__: Any) -> None:
+        found.append(bench.hub.advance())
+
+    bench.hub.event = write  # type: ignore[method-assign]
+    members.answer(SimpleNamespace(hub=bench.hub), {"ask": "eject", "site": "s1"})  # type: ignore[arg-type]
+    assert found == [("wait", [])] and bench.contribution("s1") is None
 
 
 @pytest.mark.parametrize("num", [5, 20])

@@ -178,3 +178,11 @@ def test_statistics_that_are_kept_count_as_contributions_and_parameters_do_not(
     both = merge([contribution(3), contribution(1)], [2.0, weight])
     for name in ("g/bn.running_mean", "g/bn.running_var"):
         torch.testing.assert_close(merged[name], both[name])
+
+
+def test_one_contribution_on_arrival_takes_no_counter_back() -> None:
+    layout = {"g/n": spec((), Role.COUNTER, torch.int64)}
+    merger, present = Merger(layout), torch.tensor(100)
+    merger.keep({"g/n": present}, 1.0)
+    merger.add(plain({"g/n": torch.tensor(60)}).items(), 1.0)
+    assert int(merger.take()["g/n"]) == int(present) == 100

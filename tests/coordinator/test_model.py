@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -130,6 +131,17 @@ def test_an_update_that_is_not_finite_is_told_by_tensor_and_moves_nothing(
     assert model.versions == [2] and not model.is_whole
 
 
+def test_a_buffer_that_its_dtype_cannot_hold_moves_nothing() -> None:
+    layout = {"generator/w": spec((2,)), "generator/x": spec((2,), Role.MEAN, torch.float16)}
+    initial = {"generator/w": torch.ones(2), "generator/x": torch.ones(2, dtype=torch.float16)}
+    strategy = build_strategy(diloco, {"generator": ADAM}, sites=2, h=1)
+    model = GlobalModel(initial, layout, strategy, HALF_LIFE)
+    merged = {"generator/w": torch.ones(2), "generator/x": torch.full((2,), 1e5)}
+    with pytest.raises(UserError, match="'generator/x' holds values that are not finite"):
+        model.commit(model.fragments[0], merged, samples=1)
+    assert all(bool(value.eq(1).all()) for value in model.state.values())
+
+
 def test_a_run_whose_step_leaves_no_numbers_ends_with_the_checkpoint_before_it(
     tmp_path: Path,
 ) -> None:
@@ -218,6 +230,16 @@ def test_a_resumed_run_goes_on_bit_for_bit(name: str, down: str, tmp_path: Path)
     assert same_bits(model.ema, loaded.ema) and model.versions == loaded.versions == [7]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_model_holds_no_file_that_it_was_read_from(tmp_path: Path) -> None:
+    model = make_model(strategy_of("diloco"))
+    advance(model, range(1, 3))
+    model.save(tmp_path, {})
+    again = GlobalModel.load(tmp_path, strategy_of("diloco"), CONFIG)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    assert hash_state(again.state) == hash_state(model.state)
+
+
 def test_a_checkpoint_tells_whose_contribution_the_latest_update_is(tmp_path: Path) -> None:
     """A site that goes on from before it keeps its weights, which rounding makes others."""
     strategy = strategy_of("local_sgd")
@@ -281,6 +303,22 @@ def test_the_average_depends_on_samples_not_on_rounds_and_on_a_fragment_s_tensor
         update_ema(ema, present, layout, samples=1200 // parts, half_life=400.0)
     assert (int(ema["g/n"]), float(ema["g/var"])) == (9, 3.0)
     torch.testing.assert_close(ema["g/w"], torch.full((2,), 0.125))
+
+
+def test_averages_of_buffers_in_half_precision_follow_them(tmp_path: Path) -> None:
+    layout = {"generator/m": spec((2,), Role.MEAN, torch.bfloat16), "generator/w": spec((2,))}
+    strategy = build_strategy(diloco, {"generator": ADAM}, sites=2, h=1)
+    initial = {"generator/m": torch.zeros(2, dtype=torch.bfloat16), "generator/w": torch.zeros(2)}
+    model = GlobalModel(initial, layout, strategy, 40_000.0)
+    merged = {"generator/m": torch.ones(2), "generator/w": torch.zeros(2)}
+    for _ in range(200):
+        model.commit(model.fragments[0], dict(merged), samples=200)
+    assert float(model.ema["generator/m"][0]) == pytest.approx(0.5, abs=0.01)
+    model.save(tmp_path, {})
+    again = GlobalModel.load(tmp_path, strategy, CONFIG)
+    assert hash_state(again.ema) == hash_state(model.ema)
+    payload, _ = model.snapshot(Kinds.EMA)
+    assert fp32().decode(payload, layout)["generator/m"].dtype == torch.bfloat16
 
 
 def test_moments_that_are_merged_are_neither_averaged_nor_saved_and_sent_as_averages(

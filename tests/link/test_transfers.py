@@ -276,3 +276,26 @@ def test_windows_are_divided_among_many_sites_and_left_alone_for_a_few() -> None
         together = options["grpc.http2.lookahead_bytes"] * num_sites * channels
         assert 0.9 * WINDOWS_BYTES < together <= WINDOWS_BYTES
     assert dict(window_options(10_000, 16))["grpc.http2.lookahead_bytes"] == MIN_WINDOW_BYTES
+
+
+def test_uploads_end_with_their_link_though_stripes_wait_for_a_thread(
+    bench: Bench, identities: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the process could not end: Python joins the threads that wait for them."""
+    payload = random_payload(1, bench.layout)
+    may, opened = threading.Event(), []
+
+    def hold(site: str, header: wire.UploadHeader) -> Any:
+        opened.append(header.version)
+        return SimpleNamespace(write=lambda *_: may.wait(20))
+
+    monkeypatch.setattr(bench.hub, "open_upload", hold)
+    with joined(bench, identities, channels=2, patience_s=0.5) as link:
+        uploads = [
+            in_thread(lambda v=v: link.upload(header_of(payload, version=v), payload))
+            for v in range(6)
+        ]
+        eventually(lambda: set(opened) == {*range(6)})
+        link.close()
+        may.set()
+        eventually(lambda: not any(upload.is_running() for upload in uploads))

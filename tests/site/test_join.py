@@ -373,6 +373,12 @@ def spread(trainer: Trainer) -> None:
     trainer.join()
 
 
+def bars(trainer: Trainer) -> None:
+    trainer.net.register_parameter("a|b", nn.Parameter(torch.ones(1)))
+    trainer.optimizer.add_param_group({"params": [trainer.net.get_parameter("a|b")]})
+    trainer.join(state={})
+
+
 def shrink_late(trainer: Trainer) -> None:
     """In place, so that it is the same tensor at the same address."""
     trainer.net.register_buffer("seen", torch.zeros(4))
@@ -472,6 +478,12 @@ NO_REDUCE = in_loop(lambda trainer, site: trainer.step())
         (in_loop(add_late), "strategy=diloco", "'net/scale' was added, replaced or given the"),
         (shrink_late, "strategy=diloco h=1", "'net/seen' was added, replaced or given the shape"),
         (follower, "strategy=diloco", "'ema/0.bias' was frozen when training began"),
+        (bars, "strategy=diloco", "tensor 'net/a|b' has a '|' in its name"),
+        (
+            lambda trainer: trainer.join(optimizers={"a|b": trainer.optimizer}),
+            "strategy=diloco",
+            "optimiser name 'a|b' holds a '|'",
+        ),
         (spread, "strategy=diloco", "'net/mask' lies on meta or is an expanded view"),
         (in_loop(remember), "strategy=diloco", "keeps 'global', which no checkpoint"),
     ],

@@ -408,3 +408,41 @@ def test_an_upload_may_take_longer_than_a_collective(pair: Processes, tmp_path: 
     first, second = pair.run(at_site, asked(*words), tmp_path, upload_slowly)
     assert isinstance(first, Ran) and isinstance(second, Ran), (first, second)
     assert first.sha256 == {second.ended.sha256}
+
+
+def spread(dtype: torch.dtype) -> list[int]:
+    value = torch.arange(3, dtype=dtype) if dist.get_rank() == 0 else None
+    told: list[int] = open_group().spread(value, (3,), dtype).tolist()
+    return told
+
+
+def test_tensors_of_any_dtype_that_travels_reach_all_processes(pair: Processes) -> None:
+    assert pair.run(spread, torch.int16) == [[0, 1, 2]] * 2  # which gloo does not know
+
+
+class Spoilt:
+    """An overflow: one batch makes weights that are no numbers."""
+
+    def __init__(self, call: int) -> None:
+        self._left = call
+
+    def __call__(self, net: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        self._left -= 1
+        return tuple(arg * float("nan") for arg in args) if self._left == 0 else args
+
+
+def spoilt() -> Ended:
+    def keep(net: nn.Module) -> None:
+        net.register_forward_pre_hook(Spoilt(8))
+
+    return take_steps(keep=keep)
+
+
+@pytest.mark.parametrize("words", ["strategy=diloco", "strategy=streaming_diloco stream.tau=2"])
+def test_processes_begin_anew_together_after_a_contribution_was_refused(
+    words: str, pair: Processes, tmp_path: Path
+) -> None:
+    config = asked("steps=16", *words.split())
+    ran = pair.run(at_site, config, tmp_path, spoilt, timeout_s=40)
+    assert all(isinstance(one, Ran) for one in ran), ran
+    assert ran[0].sha256 == {ran[1].ended.sha256}
