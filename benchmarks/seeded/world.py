@@ -121,6 +121,10 @@ class World:
         self.sites = {name: _dead(name) for name in self.names}
         self._seconds: list[Process] = []
         """Of sites whose first one lives."""
+        self.overflowing: set[str] = set()
+        """Sites whose next step has no numbers."""
+        self.overflows: Counter[str] = Counter()
+        """Of each site so far."""
         self.num_first = len(self.names)
         """Sites that the run begins with."""
         clocks = random.Random(f"{seed} {scenario} clocks")
@@ -285,6 +289,13 @@ class World:
 
         def pause(site: Site) -> None:
             self.invariants.on_step(site)
+            if name in self.overflowing:
+                self.overflowing.discard(name)
+                self.overflows[name] += 1
+                self.count("step without numbers")
+                for parameter in site._place.replica.inner.params.values():
+                    assert parameter.grad is not None
+                    parameter.grad.fill_(float("nan"))
             slower = STRAGGLES if name == self.straggler else 1
             self.kernel.park(slower * self.step_s * (0.5 + self.random.random()))
 

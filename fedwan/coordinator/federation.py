@@ -94,6 +94,8 @@ class Federation:
         self._snapshots = Snapshots()
         self._certificates: dict[str, bytes] = {}
         """By site, the one that the journal told of last."""
+        self._last_refused: dict[tuple[str, int], tuple[bytes, wire.Receipt]] = {}
+        """By site and fragment, what was refused last, and the receipt."""
 
     @property
     def rounds(self) -> CoordinatorRounds:

@@ -223,6 +223,9 @@ class Servicer(Federation):
             settled = self._settled(upload)
             if settled is not None:
                 return settled
+            mark, receipt = self._last_refused.get((site, upload.key.fragment), (b"", None))
+            if receipt is not None and mark == _mark(header):
+                return receipt
             is_contribution = upload.kind == wire.UploadHeader.CONTRIBUTION
             try:
                 if is_contribution:
@@ -232,7 +235,7 @@ class Servicer(Federation):
                         self.masking.check(upload.key, header.bundle, weights)
                 reception = self.intake.open(upload, header)
             except PayloadError as error:
-                return self._rejection(upload, str(error))
+                return self._rejection(upload, header, str(error))
             if is_contribution:
                 self.rounds.announce(upload.key, time.monotonic())
                 if self.rounds.updates.keeps_past:
@@ -271,7 +274,7 @@ class Servicer(Federation):
                 problem = self.overcounted(upload.key.fragment, figures)
                 problem = problem or self.gate.objection(upload.key.fragment, figures)
             if problem:
-                return self._rejection(upload, problem)
+                return self._rejection(upload, header, problem)
             if settled is not None:
                 self.intake.close(upload)
                 return settled
@@ -340,10 +343,13 @@ class Servicer(Federation):
         present = self.model.counters(fragment) if self.model else {}
         return overcounted(figures, present, self.rounds.most_counted(fragment))
 
-    def _rejection(self, upload: Upload, text: str) -> wire.Receipt:
+    def _rejection(self, upload: Upload, header: wire.UploadHeader, text: str) -> wire.Receipt:
+        """Counted once, however often a site asks whose receipt is lost on the way."""
+        key, receipt = upload.key, wire.Receipt(status=wire.Receipt.REJECTED, text=text)
         self.intake.close(upload)
-        self.refuse_contribution(upload.key, text)
-        return wire.Receipt(status=wire.Receipt.REJECTED, text=text)
+        self._last_refused[key.site, key.fragment] = _mark(header), receipt
+        self.refuse_contribution(key, text)
+        return receipt
 
     def refuse(self, site: str, text: str) -> None:
         """See `Hub`; a quorum does not wait for who is refused again and again.
@@ -468,6 +474,18 @@ class Servicer(Federation):
     def _sizes(self, keys: Iterable[tuple[int, int]]) -> bytes:
         """What sites round by, of fragments at versions; nothing without masks."""
         return b"".join(self.masking.sizes(*key) for key in keys) if self.masking else b""
+
+
+def _mark(header: wire.UploadHeader) -> bytes:
+    """The same where a site asks anew what became of an upload, and of no other one."""
+    said = wire.UploadHeader(
+        session=header.session,
+        kind=header.kind,
+        version=header.version,
+        checksum=header.checksum,
+        work=header.work,
+    )
+    return said.SerializeToString(deterministic=True)
 
 
 def _upload(site: str, header: wire.UploadHeader) -> Upload:

@@ -216,6 +216,20 @@ def test_a_payload_replaced_while_it_is_checked_touches_nothing(
     assert bench.value("s1") == 2.0
 
 
+def test_a_refusal_counts_once_however_often_its_receipt_is_asked_for(bench: Bench) -> None:
+    spoilt = payload_of(float("nan"), bench.layout)
+    header = prepared(spoilt)
+    assert upload(bench, header, spoilt).status == wire.Receipt.REJECTED
+    for _ in range(3):
+        receipt = bench.hub.open_upload("s1", header)
+        assert isinstance(receipt, wire.Receipt) and receipt.status == wire.Receipt.REJECTED
+        assert "not finite" in receipt.text
+    assert bench.hub.rejected == bench.rounds.refused["s1"] == 1
+    header.work.compute_s = 0.01  # another one, of the same bytes
+    assert upload(bench, header, spoilt).status == wire.Receipt.REJECTED
+    assert bench.rounds.refused["s1"] == 2
+
+
 def test_a_contribution_to_a_version_that_is_past_is_stale(bench: Bench) -> None:
     payload = payload_of(1.0, bench.layout)
     for _ in range(2):
