@@ -308,12 +308,19 @@ class Place:
         kept = checkpoints.versions()
         newest = max(kept, default=0)
         can_repeat = self.strategy.repeats(len(self.fragments))
-        is_over = bool(versions) and self.reached(versions) >= self.num_steps
-        self.is_behind = can_repeat and not is_over and list(versions) == [newest + 1]
+
+        def is_behind(versions: Sequence[int]) -> bool:
+            is_over = bool(versions) and self.reached(versions) >= self.num_steps
+            return can_repeat and not is_over and list(versions) == [newest + 1]
+
+        self.is_behind = is_behind(versions)
         if self.is_behind and not newest:
             versions = [0]  # whose weights it holds
         if is_begun := any(versions):
             header = self._bring(versions, newest)
+            if not self.is_behind and is_behind(self.versions):  # the update came out since Join
+                self.is_behind = True
+                header = self._bring(self.versions, newest)
             if self.is_mirrored:
                 outer, header = self._mirror(header)
         version = self.versions[0]

@@ -19,6 +19,8 @@ from fedwan.app import installed_app
 from fedwan.coordinator.model import GlobalModel
 from fedwan.errors import UserError
 from fedwan.protocol.updates import Updates
+from fedwan.site import place as place_module
+from fedwan.site.place import Place
 
 NUM_SEEDS = 300
 _save = GlobalModel.save
@@ -73,6 +75,23 @@ def test_a_site_s_newest_checkpoint_may_rot_without_a_trace_in_the_weights(
     assert not [report.violations for report in reports if report.violations]
     told = "\n".join(line for report in reports for line in report.trace)
     assert "takes the steps to it again" in told and "has no checkpoint" not in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scenario", "seed"), [("diloco", 43), ("scaffnew", 41), ("scaffnew", 44)])
+def test_an_update_that_comes_out_between_join_and_the_first_download_leaves_no_trace(
+    scenario: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = Place.find
+
+    def late(place: Place, versions: list[int], run_step: int) -> tuple[int, bool]:
+        place_module.time.sleep(4.0)
+        return find(place, versions, run_step)
+
+    monkeypatch.setattr(Place, "find", late)
+    monkeypatch.setattr(faults, "KINDS", (faults.rot, faults.kill_site))
+    monkeypatch.setattr(faults, "MEAN_PAUSE_S", 10.0)
+    assert not simulate_seed(seed, scenario, faults=20).violations
 
 
 @pytest.mark.slow
