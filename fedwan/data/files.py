@@ -232,7 +232,10 @@ def open_files(config: DataConfig, captions: bool = False) -> Files:
         )
     size, pairs = source_of(config).shape[-1], config.name in PAIRS
     transform = Resize(size, pairs, config.name == "pairs_b_to_a")
-    return _open(config.name, Path(config.path), config.classes, transform, captions)
+    folder = Path(config.path)
+    if ".." in folder.parts:  # which `datasets` leave out of some names
+        folder = folder.resolve()
+    return _open(config.name, folder, config.classes, transform, captions)
 
 
 @lru_cache(maxsize=1)

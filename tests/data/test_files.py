@@ -124,6 +124,15 @@ def test_a_table_s_names_are_the_run_s_numbers_and_its_numbers_where_names_are_o
     assert shard.count(len(numbers)).tolist() == numbers
 
 
+def test_a_path_may_go_up_again_beyond_a_link(tmp_path: Path) -> None:
+    folder(tmp_path / "there" / "animals")
+    (tmp_path / "there" / "below").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "below")
+    up = open_files(config(tmp_path / "link" / ".." / "animals"))
+    assert up.keys == open_files(config(tmp_path / "there" / "animals")).keys
+    assert up.faults() == []
+
+
 def test_half_of_the_pictures_are_mirrored_where_asked(tmp_path: Path) -> None:
     folder(tmp_path)
     plain, flipped = (
