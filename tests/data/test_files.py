@@ -220,11 +220,11 @@ def test_where_captions_are_wanted_each_picture_has_a_text(tmp_path: Path) -> No
 
 
 def test_pairs_are_read_in_both_directions_and_cut_before_they_are_resized(tmp_path: Path) -> None:
-    pixels = np.zeros((20, 64, 3), np.uint8)
+    pixels = np.zeros((40, 64, 3), np.uint8)
     pixels[:, 32:] = 255
     x = Resize(32, pairs=True).apply(saved(Image.fromarray(pixels)))
     assert (x[:3] == -1).all() and (x[3:] == 1).all()
-    write_folder(tmp_path, range(10))
+    write_folder(tmp_path, range(10), side=60)
     there, back = (
         open_one(config(tmp_path, name, size=32)).held_out.x for name in ("pairs", "pairs_b_to_a")
     )
@@ -387,6 +387,11 @@ def test_transparent_pixels_are_white(mode: str) -> None:
         (encoded(0, "png")[:300], Resize(8), r"cannot be read as an image \(.*; remove it"),
         (encoded(0, "jpeg"), Resize(64), "is 48 x 40 pixels, smaller than data.size = 64"),
         (saved(Image.new("RGB", (7, 4))), Resize(8, pairs=True), "is 7 pixels wide, which two"),
+        (
+            saved(Image.new("RGB", (32, 32))),
+            Resize(32, pairs=True),
+            "is 32 x 32 pixels, of which each half must have data.size = 32; make it two pictures",
+        ),
         (saved(Image.new("F", (8, 8), 0.5), "TIFF"), Resize(8), "mode 'F', numbers whose black"),
     ],
 )
