@@ -128,7 +128,9 @@ def _require_pairs(config: Config, pairs: bool | None) -> None:
         return
     holds, does = ("", "does not learn") if is_pairs else ("no ", "learns")
     mend = next(s.name for s in SOURCES.values() if bool(s.inputs) is bool(pairs))
+    own = "pairs" if pairs else "folder"
     raise ConfigError(
         f"data.name = {config.data.name!r} holds {holds}pairs of input and target, which workload "
-        f"{config.workload!r} {does} from; set data.name={mend}"
+        f"{config.workload!r} {does} from; set data.name={mend}, or "
+        f"data.name={own} for files of yours"
     )

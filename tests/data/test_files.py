@@ -195,7 +195,10 @@ def lines_of(path: Path) -> list[str]:
         (lambda lines: lines[:2], "do not match, 28 are without the other, the first 0002.png;"),
         (lambda lines: [*lines, '{"file_name": "gone.png", "text": "a"}'], "the first gone.png;"),
         (lambda lines: [*lines, '{"text": "a"}'], "the first without a file_name; give each"),
-        (lambda lines: [*lines[:2], lines[2].replace(",", "")], "cannot be read .JSON parse error"),
+        (
+            lambda lines: [*lines[:2], lines[2].replace(",", "")],
+            r"jsonl, line 3, is no JSON",
+        ),
     ],
 )
 def test_metadata_and_pictures_that_do_not_match_are_refused(
@@ -315,10 +318,13 @@ def test_the_next_picture_stands_in_for_one_that_cannot_be_read_until_there_are_
 
 def test_a_few_faults_are_told_one_by_one_and_the_others_counted(tmp_path: Path) -> None:
     write_folder(tmp_path, range(60))
-    lines = open_files(config(tmp_path, size=512)).faults()
-    assert len(lines) == 3
-    assert re.search(r"0000.png is 48 x 40 pixels, .* lower data.size$", lines[0])
-    assert lines[2].endswith("(and 57 more, of 60 that were read)")
+    for number in (3, 5):
+        (tmp_path / f"{number:04d}.jpg").write_bytes(b"no image")
+    small, *damaged = open_files(config(tmp_path, size=512)).faults()
+    assert re.search(r"0000.png is 48 x 40 pixels, .* \(and 57 more, of 60 that were re", small)
+    assert len(damaged) == 2 and damaged[1].endswith(
+        "0005.jpg cannot be read as an image; remove it"
+    )
 
 
 def test_a_damaged_picture_that_is_held_out_is_done_without_until_one_is_left(

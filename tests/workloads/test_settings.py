@@ -49,3 +49,6 @@ def test_pairs_are_for_who_asks_for_them() -> None:
     resolve_page(page(PAIRS=True), asked)
     with pytest.raises(ConfigError, match=r"'photo_edges' holds pairs .* set data.name=digits"):
         resolve_page(page(), asked)
+    files = Config(data=DataConfig("folder", path="/x"))
+    with pytest.raises(ConfigError, match="or data.name=pairs for files of yours"):
+        resolve_page(page(PAIRS=True), files)
