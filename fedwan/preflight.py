@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from fedwan.config_tree import value_at
 from fedwan.data import check_files, dataset_of
 from fedwan.errors import ConfigError
 from fedwan.flower.processes import listen
-from fedwan.metrics.network import find_network
+from fedwan.metrics.network import find_network, named_function
 from fedwan.uses import Faults
 from fedwan.weights import shapes_of
 
@@ -61,9 +62,12 @@ def _files(config: Config) -> list[str]:
     faults = Faults()
     if config.log.wandb != "disabled" and find_spec("wandb") is None:
         faults.add(["wandb is not installed here; pip install 'fedwan[wandb]'"])
-    with faults.caught():
-        if config.eval.features:
-            find_network(config.eval.features)
+    features = config.eval.features
+    with faults.caught(), told(f"eval.features = {features!r} cannot be used"):
+        if features:
+            find_network(features)
+        if named := named_function(features):
+            getattr(import_module(named[0]), named[1])
     for network, path in config.init.items():
         with faults.caught():
             shapes_of(f"init.{network} = {path!r}", Path(path))

@@ -52,6 +52,20 @@ def test_weights_to_start_from_and_a_recipes_own_data_are_looked_at(
     assert ["is no file on this machine" in line for line in faults(*script)] == [True]
 
 
+def test_a_function_of_features_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_eyes.py").write_text("def see(device): ...\n")
+    (tmp_path / "own_blind.py").write_text("import does_not_exist\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("workload=flow", f"out={tmp_path / 'run'}")
+    preflight(load_run(None, [*words, "eval.features=own_eyes:see"]))
+    (gone,) = faults(*words, "eval.features=own_eyes:sea")
+    assert "'own_eyes:sea' cannot be used" in gone and "no attribute 'sea'" in gone
+    (broken,) = faults(*words, "eval.features=own_blind:see")
+    assert "No module named 'does_not_exist' (own_blind.py:1)" in broken
+
+
 def test_a_missing_extra_hides_no_folder_that_is_missing_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
