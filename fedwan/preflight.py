@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedwan.app import load_workload, told
-from fedwan.config import COMMAND, Config, site_names
+from fedwan.config import COMMAND, FILE_NAMES, SITE, Config, site_names
 from fedwan.config_tree import value_at
 from fedwan.data import check_files, dataset_of
 from fedwan.errors import ConfigError
@@ -19,12 +19,28 @@ from fedwan.uses import Faults
 from fedwan.weights import shapes_of
 
 
-def preflight(config: Config) -> None:
-    """Check what a resolved run needs of this machine, where its sites are as well; in seconds."""
+def preflight(config: Config) -> list[str]:
+    """Check what a resolved run needs of this machine, where its sites are as well; in seconds.
+
+    Lines on what can run, but is hardly meant.
+    """
     faults = Faults()
     for check in (_out, _device, _ports, _files, _data):
         faults.add(check(config))
     faults.tell()
+    return [*_shared(config)]
+
+
+def _shared(config: Config) -> Iterator[str]:
+    data, num = config.data, config.num_sites
+    if num < 2 or data.split != "own" or data.name not in FILE_NAMES or SITE in data.path:
+        return
+    if not hasattr(load_workload(config.workload), "dataset"):
+        yield (
+            f"data.split = 'own', and data.path = {data.path!r} is one folder, so that all {num} "
+            f"sites train on the same files; set data.path={data.path.rstrip('/')}/{SITE}, or "
+            "data.split=iid"
+        )
 
 
 def _out(config: Config) -> Iterator[str]:
