@@ -39,6 +39,8 @@ COMMAND = "command"
 """The workload of a training script of the sites' own: its networks are known once it joins."""
 SITE = "{site}"
 """What stands for a site's name in `data.path`, and in a command."""
+SET_NAMES = ("digits", "ring8", "emoji", "photo_edges")
+"""The values of `data.name` that stand for what comes with fedwan."""
 FILE_NAMES = ("folder", "pairs", "pairs_b_to_a", "webdataset", "parquet", "hf")
 """The values of `data.name` that stand for files of the user's."""
 CODECS = ("", "fp32", "bf16", "int8", "int4", "int2", "topk2")
@@ -396,14 +398,17 @@ NEEDS = (
     *(
         Needs(
             f"data.{key}",
-            lambda c, _: c.workload == COMMAND or c.data.name in FILE_NAMES,
+            # Names that nobody knows are told as such, once data are looked at.
+            lambda c, _: c.workload == COMMAND or c.data.name not in SET_NAMES,
             "files, as with data.name=folder",
         )
         for key in ("path", "classes", "flip", "split=own")
     ),
     Needs(
         "data.size",
-        lambda c, _: c.workload == COMMAND or c.data.name in (*FILE_NAMES, "emoji"),
+        lambda c, _: (
+            c.workload == COMMAND or c.data.name == "emoji" or c.data.name not in SET_NAMES
+        ),
         "files, as with data.name=folder, or data.name=emoji",
     ),
     *(

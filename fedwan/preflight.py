@@ -4,26 +4,43 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 from fedwan.app import load_workload, told
-from fedwan.config import COMMAND, Config, site_names
+from fedwan.config import COMMAND, FILE_NAMES, SITE, Config, site_names
 from fedwan.config_tree import value_at
 from fedwan.data import check_files, dataset_of
 from fedwan.errors import ConfigError
 from fedwan.flower.processes import listen
-from fedwan.metrics.network import find_network
+from fedwan.metrics.network import find_network, named_function
 from fedwan.uses import Faults
 from fedwan.weights import shapes_of
 
 
-def preflight(config: Config) -> None:
-    """Check what a resolved run needs of this machine, where its sites are as well; in seconds."""
+def preflight(config: Config) -> list[str]:
+    """Check what a resolved run needs of this machine, where its sites are as well; in seconds.
+
+    Lines on what can run, but is hardly meant.
+    """
     faults = Faults()
     for check in (_out, _device, _ports, _files, _data):
         faults.add(check(config))
     faults.tell()
+    return [*_shared(config)]
+
+
+def _shared(config: Config) -> Iterator[str]:
+    data, num = config.data, config.num_sites
+    if num < 2 or data.split != "own" or data.name not in FILE_NAMES or SITE in data.path:
+        return
+    if not hasattr(load_workload(config.workload), "dataset"):
+        yield (
+            f"data.split = 'own', and data.path = {data.path!r} is one folder, so that all {num} "
+            f"sites train on the same files; set data.path={data.path.rstrip('/')}/{SITE}, or "
+            "data.split=iid"
+        )
 
 
 def _out(config: Config) -> Iterator[str]:
@@ -61,9 +78,12 @@ def _files(config: Config) -> list[str]:
     faults = Faults()
     if config.log.wandb != "disabled" and find_spec("wandb") is None:
         faults.add(["wandb is not installed here; pip install 'fedwan[wandb]'"])
-    with faults.caught():
-        if config.eval.features:
-            find_network(config.eval.features)
+    features = config.eval.features
+    with faults.caught(), told(f"eval.features = {features!r} cannot be used"):
+        if features:
+            find_network(features)
+        if named := named_function(features):
+            getattr(import_module(named[0]), named[1])
     for network, path in config.init.items():
         with faults.caught():
             shapes_of(f"init.{network} = {path!r}", Path(path))

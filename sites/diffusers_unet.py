@@ -22,13 +22,12 @@ from fedwan.config_tree import setting, span
 from fedwan.data import num_labels, source_of
 from fedwan.errors import ConfigError
 from fedwan.extras import require
-from fedwan.files import absolute_path
 from fedwan.models.layers import at_once, clamp_images
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads import flow
 from fedwan.workloads.base import Batch, NetworkKind
-from fedwan.workloads.denoising import Denoising, read_json, reading
+from fedwan.workloads.denoising import Denoising, model_folder, read_json, reading
 from fedwan.workloads.descent import Simple
 
 NETWORKS: dict[str, NetworkKind] = {"denoiser": "regression"}
@@ -199,7 +198,7 @@ class Parts:
 
 def check(config: Config) -> None:
     """Refuse what cannot be built, and images that the network does not take."""
-    config.model["path"] = absolute_path(config.model["path"])
+    config.model["path"] = model_folder(config.model["path"])
     model = Model(**config.model)
     parts = Parts(config)
     parts.require_fit()

@@ -28,12 +28,13 @@ from fedwan.config_tree import NOT_NEGATIVE, SHARE, setting, span
 from fedwan.data import Shard, source_of
 from fedwan.errors import ConfigError
 from fedwan.extras import require
-from fedwan.files import absolute_path, stamp_of
+from fedwan.files import stamp_of
 from fedwan.metrics.clip_score import clip_score, is_clip
 from fedwan.models.layers import at_once, clamp_images
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads.base import Batch, NetworkKind
+from fedwan.workloads.denoising import model_folder
 from fedwan.workloads.descent import Simple
 from fedwan.workloads.pipelines import PIPELINES, Folder, Told
 
@@ -105,7 +106,7 @@ class Model:
 
 def check(config: Config) -> None:
     """Refuse what cannot be built, and pictures that it does not take."""
-    config.model["path"] = absolute_path(config.model["path"])
+    config.model["path"] = model_folder(config.model["path"])
     model = Model(**config.model)
     if config.data.name not in (*FILE_NAMES, "emoji"):
         raise ConfigError(

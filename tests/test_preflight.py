@@ -6,11 +6,14 @@ import socket
 import sys
 from pathlib import Path
 
+import datasets
 import pytest
 
 from fedwan.app import load_run
+from fedwan.cli import run as commands
 from fedwan.errors import ConfigError
 from fedwan.preflight import preflight
+from tests.data.files import write_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -50,6 +53,36 @@ def test_weights_to_start_from_and_a_recipes_own_data_are_looked_at(
     ]
     script = ("workload=command", "sites=2", f"init.net={tmp_path / 'no'}", words[-1])
     assert ["is no file on this machine" in line for line in faults(*script)] == [True]
+
+
+def test_a_function_of_features_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_eyes.py").write_text("def see(device): ...\n")
+    (tmp_path / "own_blind.py").write_text("import does_not_exist\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("workload=flow", f"out={tmp_path / 'run'}")
+    preflight(load_run(None, [*words, "eval.features=own_eyes:see"]))
+    (gone,) = faults(*words, "eval.features=own_eyes:sea")
+    assert "'own_eyes:sea' cannot be used" in gone and "no attribute 'sea'" in gone
+    (broken,) = faults(*words, "eval.features=own_blind:see")
+    assert "No module named 'does_not_exist' (own_blind.py:1)" in broken
+
+
+def test_sites_that_all_have_one_folder_of_their_own_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(commands, "start", lambda *_: None)
+    for site in ("s1", "s2"):
+        write_folder(tmp_path / site, range(16))
+    words = ["workload=flow", f"out={tmp_path / 'run'}", "sites=2", "data.batch=8", "data.size=8"]
+    words += ["data.name=folder", "data.split=own"]
+    commands.run_here(None, [*words, f"data.path={tmp_path}"], resume=False)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: data.split = 'own', and data.path = ")
+    assert f"all 2 sites train on the same files; set data.path={tmp_path}/{{site}}," in line
+    assert preflight(load_run(None, [*words, f"data.path={tmp_path}/{{site}}"])) == []
 
 
 def test_a_missing_extra_hides_no_folder_that_is_missing_too(

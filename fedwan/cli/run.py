@@ -198,18 +198,20 @@ def run_here(
         raise ConfigError(
             f"the run in {config.out!r} has its sites elsewhere; go on with it: {resuming(out)}"
         )
-    faults = Faults()
+    faults, warnings = Faults(), list[str]()
     if not resume:
         from fedwan.preflight import preflight
 
         with faults.caught():
-            preflight(config)
+            warnings = preflight(config)
     if command:
         from fedwan.flower.site_file import SiteFile, find_command
 
         with faults.caught():
             find_command(config, SiteFile(command=shlex.join(command), folder=str(Path.cwd())))
     faults.tell()
+    for warning in warnings:
+        typer.echo(f"warning: {warning}", err=True)
 
     from fedwan.flower.coordinator import run_local
 

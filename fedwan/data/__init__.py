@@ -3,8 +3,10 @@
 from fedwan.data.loader import InMemory, Loader, first_leaf
 from fedwan.data.shard import Shard, check_files, dataset_of, held_out_of, open_shard
 from fedwan.data.sources import DataSource, data_at_site, find_source, num_labels, source_of
+from fedwan.workloads.base import Batch
 
 __all__ = [
+    "Batch",
     "InMemory",
     "Loader",
     "Shard",

@@ -61,10 +61,13 @@ class Resize(NamedTuple):
                 f"is {width} pixels wide, which two images side by side cannot be; "
                 "make the width even"
             )
-        if not self.pairs and min(width, height) < self.size:
+        if min(width // 2 if self.pairs else width, height) < self.size:
+            what = (
+                "of which each half must have data.size" if self.pairs else "smaller than data.size"
+            )
+            mend = "make it two pictures side by side" if self.pairs else "remove it"
             raise BadPicture(
-                f"is {width} x {height} pixels, smaller than data.size = {self.size}; "
-                "remove it, or lower data.size"
+                f"is {width} x {height} pixels, {what} = {self.size}; {mend}, or lower data.size"
             )
 
     def _parts(self, image: Image.Image) -> list[Image.Image]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -41,7 +42,7 @@ _MOST_HELD_BYTES = 512 << 20
 _ALL_READ, _NUM_READ = 256, 32
 """Before a run: so many are all read, of more some."""
 _OWN_LINES = 3
-"""Faults that are told one by one."""
+"""Faults of a kind that are told one by one."""
 _MOST_IN_A_ROW = 8
 """Unreadable samples for which the next one stands in."""
 
@@ -140,20 +141,26 @@ class Files:
                 yield sample
 
     def faults(self) -> list[str]:
-        """Of all samples, or of many some, evenly spaced; a few one by one, the others counted."""
+        """Of all samples, or of many some, evenly spaced; many of a kind are one line."""
         step = 1 if len(self.keys) <= _ALL_READ else -(-len(self.keys) // _NUM_READ)
-        rows, lines = range(0, len(self.keys), step), []
+        rows, kinds = range(0, len(self.keys), step), dict[str, list[str]]()
         for row in rows:
             try:
                 self.sample(row)
             except ConfigError as error:
-                lines.append(str(error))
-        if len(lines) > _OWN_LINES:
-            more = len(lines) - _OWN_LINES
-            lines[_OWN_LINES - 1 :] = [
-                f"{lines[_OWN_LINES - 1]} (and {more} more, of {len(rows)} that were read)"
-            ]
-        return lines
+                line = str(error)
+                # What is wrong, without names and numbers of its own.
+                kind = re.sub(r"\d+|\(.*\)", "", line.replace(self.name(row), ""))
+                kinds.setdefault(kind, []).append(line)
+        return [
+            line
+            for lines in kinds.values()
+            for line in (
+                lines
+                if len(lines) <= _OWN_LINES
+                else [f"{lines[0]} (and {len(lines) - 1} more, of {len(rows)} that were read)"]
+            )
+        ]
 
     def train(self, split: str, site_index: int, num_sites: int, seed: int) -> Pictures:
         """What one site trains on."""
@@ -232,7 +239,10 @@ def open_files(config: DataConfig, captions: bool = False) -> Files:
         )
     size, pairs = source_of(config).shape[-1], config.name in PAIRS
     transform = Resize(size, pairs, config.name == "pairs_b_to_a")
-    return _open(config.name, Path(config.path), config.classes, transform, captions)
+    folder = Path(config.path)
+    if ".." in folder.parts:  # which `datasets` leave out of some names
+        folder = folder.resolve()
+    return _open(config.name, folder, config.classes, transform, captions)
 
 
 @lru_cache(maxsize=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +46,8 @@ def listing(
     except Exception as error:  # of many kinds: of the file system, pyarrow, tarfile, datasets
         while isinstance(error.__cause__, Exception):  # datasets say less than what they wrap
             error = error.__cause__
+        if bad := _bad_line(folder):
+            raise ConfigError(f"data.path: {bad} is no JSON; mend it") from None
         what = _WHAT.get(name, "images, with metadata.jsonl if any")
         raise ConfigError(
             f"data.path = {str(folder)!r} cannot be read ({' '.join(str(error).split())}); "
@@ -82,6 +85,18 @@ def _load(datasets: Any, name: str, folder: Path) -> tuple[Any, Sequence[str]]:
     builder = datasets.load_dataset_builder(kind, data_files={_SPLIT: pattern}, **more)
     builder.download_and_prepare()
     return builder.as_dataset(split=_SPLIT), builder.config.data_files[_SPLIT]
+
+
+def _bad_line(folder: Path) -> str:
+    """The first line of metadata that is no JSON, which those who read it do not name; or ''."""
+    for path in sorted(folder.rglob("metadata.jsonl")):
+        with path.open(errors="replace") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    json.loads(line.strip() or "0")
+                except ValueError:
+                    return f"{path}, line {number},"
+    return ""
 
 
 def _refuse_strays(folder: Path, paths: Sequence[str], listed: Sequence[str]) -> None:

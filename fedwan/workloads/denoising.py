@@ -24,12 +24,23 @@ from torch.nn.functional import mse_loss
 
 from fedwan.errors import ConfigError
 from fedwan.extras import require
+from fedwan.files import absolute_path
 from fedwan.names import nearest
 from fedwan.rng import NamedGenerators
 from fedwan.workloads import flow
 
 TARGETS = ("epsilon", "v_prediction", "sample")
 """What a network of the DDPM family may predict."""
+
+
+def model_folder(path: str) -> str:
+    """`model.path` from the root, if there is any; names of the Hub are no folders."""
+    if path and not Path(path).is_dir():
+        raise ConfigError(
+            f"model.path = {path!r} is no folder on this machine; nothing is downloaded, so name a "
+            "folder that holds the model"
+        )
+    return absolute_path(path)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from fedwan.app import load_workload
 from fedwan.config import COMMAND, Config
-from fedwan.errors import FedwanError
+from fedwan.errors import ConfigError, FedwanError
 from fedwan.metrics import measure_quality, num_generated
 from fedwan.rng import NamedGenerators, derive_seed
 from fedwan.workloads.base import Batch, Reduce
@@ -89,7 +89,18 @@ class Descent(ABC):
         return losses
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
-        """See `fedwan.metrics.measure_quality`; of samples that are made of noise and weights."""
+        """See `fedwan.metrics.measure_quality`; of samples that are made of noise and weights.
+
+        A bare tensor is taken for a `Batch`'s `x`; a `ConfigError` if `real` is neither.
+        """
+        if isinstance(real, Tensor):
+            real = Batch(real, torch.zeros(len(real), dtype=torch.int64))
+        if not isinstance(real, Batch):
+            raise ConfigError(
+                f"held-out samples of workload {self.config.workload!r} come as a "
+                f"{type(real).__name__}; give tensors, or a fedwan.data.Batch of x and y each, or "
+                "give the workload an `evaluate` of its own"
+            )
         labels = self._labels(real)
         with self.autocast():
             made = _full(self.sample_like(labels, derive_seed(seed, "evaluate")))

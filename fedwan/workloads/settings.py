@@ -12,10 +12,10 @@ import torch
 
 from fedwan.config import Config, InnerConfig
 from fedwan.config_tree import invalid, overlay
-from fedwan.data.sources import SOURCES, check_data, source_of
+from fedwan.data.sources import SOURCES, check_data, num_labels, source_of
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
-from fedwan.uses import Faults, fill, unmet, unused
+from fedwan.uses import Faults, Needs, fill, unmet, unused
 
 if TYPE_CHECKING:
     from fedwan.workloads.base import NetworkKind
@@ -31,6 +31,14 @@ _DEFAULTS: Mapping[str, Any] = {
     **{"data.batch": 32, "steps": 2000, "inner.*": InnerConfig()},
     **{"eval.every": 200, "eval.num": 0},
 }
+_NEEDS = (
+    Needs(
+        "model.conditional",
+        lambda c, _: num_labels(c) > 1,
+        lambda c: "data.classes=cat,dog" + (" or data.labels=site" if c.num_sites > 1 else ""),
+    ),
+)
+"""Of every page whose `Model` has the setting."""
 _NoModel = dataclasses.make_dataclass("_NoModel", [])
 
 
@@ -54,7 +62,7 @@ def resolve_page(page: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
     with faults.caught():
         fill(config, defaults, networks, model())
         fill(config, _DEFAULTS, networks)
-        faults.add(unmet(config, uses, model()))
+        faults.add(unmet(config, (*uses, *_NEEDS), model()))
         for check in (getattr(page, "check", None), require_parts):
             with faults.caught():
                 if check is not None:
@@ -128,7 +136,9 @@ def _require_pairs(config: Config, pairs: bool | None) -> None:
         return
     holds, does = ("", "does not learn") if is_pairs else ("no ", "learns")
     mend = next(s.name for s in SOURCES.values() if bool(s.inputs) is bool(pairs))
+    own = "pairs" if pairs else "folder"
     raise ConfigError(
         f"data.name = {config.data.name!r} holds {holds}pairs of input and target, which workload "
-        f"{config.workload!r} {does} from; set data.name={mend}"
+        f"{config.workload!r} {does} from; set data.name={mend}, or "
+        f"data.name={own} for files of yours"
     )

@@ -124,6 +124,15 @@ def test_a_table_s_names_are_the_run_s_numbers_and_its_numbers_where_names_are_o
     assert shard.count(len(numbers)).tolist() == numbers
 
 
+def test_a_path_may_go_up_again_beyond_a_link(tmp_path: Path) -> None:
+    folder(tmp_path / "there" / "animals")
+    (tmp_path / "there" / "below").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "below")
+    up = open_files(config(tmp_path / "link" / ".." / "animals"))
+    assert up.keys == open_files(config(tmp_path / "there" / "animals")).keys
+    assert up.faults() == []
+
+
 def test_half_of_the_pictures_are_mirrored_where_asked(tmp_path: Path) -> None:
     folder(tmp_path)
     plain, flipped = (
@@ -186,7 +195,10 @@ def lines_of(path: Path) -> list[str]:
         (lambda lines: lines[:2], "do not match, 28 are without the other, the first 0002.png;"),
         (lambda lines: [*lines, '{"file_name": "gone.png", "text": "a"}'], "the first gone.png;"),
         (lambda lines: [*lines, '{"text": "a"}'], "the first without a file_name; give each"),
-        (lambda lines: [*lines[:2], lines[2].replace(",", "")], "cannot be read .JSON parse error"),
+        (
+            lambda lines: [*lines[:2], lines[2].replace(",", "")],
+            r"jsonl, line 3, is no JSON",
+        ),
     ],
 )
 def test_metadata_and_pictures_that_do_not_match_are_refused(
@@ -211,11 +223,11 @@ def test_where_captions_are_wanted_each_picture_has_a_text(tmp_path: Path) -> No
 
 
 def test_pairs_are_read_in_both_directions_and_cut_before_they_are_resized(tmp_path: Path) -> None:
-    pixels = np.zeros((20, 64, 3), np.uint8)
+    pixels = np.zeros((40, 64, 3), np.uint8)
     pixels[:, 32:] = 255
     x = Resize(32, pairs=True).apply(saved(Image.fromarray(pixels)))
     assert (x[:3] == -1).all() and (x[3:] == 1).all()
-    write_folder(tmp_path, range(10))
+    write_folder(tmp_path, range(10), side=60)
     there, back = (
         open_one(config(tmp_path, name, size=32)).held_out.x for name in ("pairs", "pairs_b_to_a")
     )
@@ -306,10 +318,13 @@ def test_the_next_picture_stands_in_for_one_that_cannot_be_read_until_there_are_
 
 def test_a_few_faults_are_told_one_by_one_and_the_others_counted(tmp_path: Path) -> None:
     write_folder(tmp_path, range(60))
-    lines = open_files(config(tmp_path, size=512)).faults()
-    assert len(lines) == 3
-    assert re.search(r"0000.png is 48 x 40 pixels, .* lower data.size$", lines[0])
-    assert lines[2].endswith("(and 57 more, of 60 that were read)")
+    for number in (3, 5):
+        (tmp_path / f"{number:04d}.jpg").write_bytes(b"no image")
+    small, *damaged = open_files(config(tmp_path, size=512)).faults()
+    assert re.search(r"0000.png is 48 x 40 pixels, .* \(and 57 more, of 60 that were re", small)
+    assert len(damaged) == 2 and damaged[1].endswith(
+        "0005.jpg cannot be read as an image; remove it"
+    )
 
 
 def test_a_damaged_picture_that_is_held_out_is_done_without_until_one_is_left(
@@ -378,6 +393,11 @@ def test_transparent_pixels_are_white(mode: str) -> None:
         (encoded(0, "png")[:300], Resize(8), r"cannot be read as an image \(.*; remove it"),
         (encoded(0, "jpeg"), Resize(64), "is 48 x 40 pixels, smaller than data.size = 64"),
         (saved(Image.new("RGB", (7, 4))), Resize(8, pairs=True), "is 7 pixels wide, which two"),
+        (
+            saved(Image.new("RGB", (32, 32))),
+            Resize(32, pairs=True),
+            "is 32 x 32 pixels, of which each half must have data.size = 32; make it two pictures",
+        ),
         (saved(Image.new("F", (8, 8), 0.5), "TIFF"), Resize(8), "mode 'F', numbers whose black"),
     ],
 )

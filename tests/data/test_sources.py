@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedwan.app import load_run
-from fedwan.config import Config, DataConfig
+from fedwan.config import SET_NAMES, Config, DataConfig
 from fedwan.data import find_source, num_labels, source_of, toys
-from fedwan.data.sources import check_data, parse_classes, parse_split, split_indices
+from fedwan.data.sources import SOURCES, check_data, parse_classes, parse_split, split_indices
 from fedwan.data.toys import GROUPS, _cut, _held_out_blocks, listed_emoji
 from fedwan.errors import ConfigError
 from fedwan.state import hash_state
@@ -62,6 +62,14 @@ def test_files_are_known_before_they_are_opened() -> None:
     pairs = source_of(DataConfig("pairs"))
     assert (pairs.shape, pairs.num_classes, pairs.inputs) == ((6, 256, 256), 1, 3)
     assert num_labels(Config(sites=3, data=DataConfig("digits", labels="site"))) == 3
+
+
+def test_a_name_that_nobody_knows_is_told_alone() -> None:
+    assert tuple(SOURCES) == SET_NAMES
+    words = ["data.name=foldrs", "data.path=/x", "data.size=32", "data.split=own"]
+    refused(
+        "'foldrs', which fedwan does not know; did you mean 'folder'", lambda: load_run(None, words)
+    )
 
 
 @pytest.mark.parametrize("text", ["astronaut", "1", "0", "cat,,dog", "cat,dog,cat"])

@@ -1,4 +1,4 @@
-"""The Python blocks of docs/start.md and docs/own_model.md run, in the order of the page."""
+"""The Python blocks of start.md, own_model.md and data.md of docs run, in the order of the page."""
 
 from __future__ import annotations
 
@@ -94,6 +94,12 @@ def test_the_recipe_of_the_example_learns_its_own_data(own_app: Path) -> None:
     noise = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
     away, before = (torch.cdist(x, points).amin(1).mean() for x in (made, noise))
     assert made.shape == (200, 2) and away < 0.5 * before
+
+
+def test_the_data_set_of_the_page_on_data_is_measured(own_app: Path) -> None:
+    (own_app / "sites" / "stripes.py").write_text(blocks("data.md")[-1])
+    words = "workload=stripes sites=2 h=20 steps=40 inner.maker.lr=0.01".split()
+    assert simulate(load_run(None, words), own_app / "run").totals.quality["num_real"] == 20
 
 
 @pytest.mark.slow

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fedwan.config import Config, DataConfig, InnerConfig, SiteConfig
-from fedwan.errors import FedwanError
+from fedwan.errors import ConfigError, FedwanError
 from fedwan.rng import NamedGenerators
 from fedwan.workloads import descent
 from fedwan.workloads.base import Batch
@@ -165,3 +166,8 @@ def test_a_recipe_s_own_pictures_are_measured_as_files_are_and_other_samples_are
     assert found["num_real"] == 10 and "moments" in found and "histogram" not in found
     assert found["fd"] > found["fd_floor"]
     assert workload.evaluate(Batch(greys[:, None], real.y), 0) == {}
+    bare: Any = real.x
+    assert workload.evaluate(bare, 0)["fd"] == found["fd"]
+    pair: Any = [real.x, real.y]
+    with pytest.raises(ConfigError, match="'mine' come as a list; give tensors, or a fedwan"):
+        workload.evaluate(pair, 0)
