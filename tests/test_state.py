@@ -130,6 +130,12 @@ def test_name_bits_shape_and_dtype_all_count(other: State) -> None:
     assert hash_state(other) != hash_state({"g/w": torch.tensor([1.0, 2.0])})
 
 
+def test_a_view_that_is_conjugate_or_negative_is_hashed_as_what_it_stands_for() -> None:
+    values = torch.tensor([1 + 2j, 3 - 4j])
+    for view in (values.conj(), values.conj().imag):
+        assert hash_state({"x": view}) == hash_state({"x": torch.tensor(view.tolist())})
+
+
 def test_a_hash_is_the_same_for_ever() -> None:
     # (printf 'g/n|torch.int64|()|\x03\0\0\0\0\0\0\0';
     #  printf 'g/w|torch.float32|(2,)|\0\0\x80\x3f\0\0\x20\xc0') | sha256sum
