@@ -39,7 +39,7 @@ def test_a_finished_run_is_one_page_that_needs_nothing_else(tmp_path: Path) -> N
     )
     escaped = "s2 &lt;rejoined&gt; &amp; is back"
     rest = (">done<", "data:image/png;base64,", "workload: gan", "untrained 80", "4.9 times more")
-    rest += ("20 of 20 steps; evaluations: 3 s",)
+    rest += ("20 of 20 steps; evaluations: 3.0 s",)
     for part in (*charts, escaped, *rest):
         assert part in html, part
     # The page loads nothing from anywhere.
