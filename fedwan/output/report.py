@@ -159,7 +159,8 @@ def _per_site(
             site: [(record.step, values_of(record).get(name)) for record in records]
             for site, records in by_site.items()
         }
-        yield line_chart(f"{what}: {name}", lines, number_text)
+        title = what if name.lower() == what.lower() else f"{what}: {name}"
+        yield line_chart(title, lines, number_text)
 
 
 def _site(row: SiteRow) -> list[str]:
