@@ -145,10 +145,12 @@ def _lines(summary: Summary, board: Board, out: Path) -> Iterator[tuple[str, str
     yield "bytes", f"[bold]{bytes_text(sent)}[/] over the wire ({detail})"
     if sync := board.beside_sync(sent):
         yield "", f"synchronous training would have sent {sync[0]}: [bold green]{sync[1]}[/]"
+    # The lines above the summary count from the command's start, over which services begin.
+    yield "time", f"{spent_text(summary.wall_s)} that the coordinator ran"
     yield (
-        "time",
-        f"{spent_text(summary.wall_s)}; each computed "
-        f"{spent_text(summary.compute_s)} and waited {spent_text(summary.wait_s)} "
+        "",
+        f"each site computed {spent_text(summary.compute_s)} and waited "
+        f"{spent_text(summary.wait_s)} "
         f"(utilisation {percent_text(summary.utilisation)})",
     )
     rest = summary.wall_s - summary.compute_s - summary.wait_s
