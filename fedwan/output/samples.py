@@ -32,7 +32,7 @@ Floats = NDArray[np.float32]
 def draw_samples(path: Path, generated: Any, real: Any | None, title: str) -> None:
     """Draw samples to a PNG, replaced whole; the same samples give the same bytes.
 
-    Samples are tensors: images (num, 1 or 3, height, width) in [-1, 1], or points (num,
+    Samples are tensors: images (num, 1 or 3, height, width) in [-1, 1] or uint8, or points (num,
     2). Where real samples have more channels than generated ones, they are pairs: the first
     channels are what was given, drawn as a picture of their own, and the others what was to be made
     of it. A `ValueError` if they are neither, or too many to show.
@@ -77,20 +77,27 @@ def draw_samples(path: Path, generated: Any, real: Any | None, title: str) -> No
 
 def _panels(generated: Any, real: Any | None) -> dict[str, Floats]:
     """Samples by their captions, from left to right."""
-    ours = generated.detach().cpu().float().numpy()
+    ours = _floats(generated)
     if ours.shape[1:] != (2,) and (ours.ndim != 4 or ours.shape[1] not in (1, 3)):
         raise ValueError(f"samples of shape {ours.shape} are neither images nor points")
     if ours.ndim == 2 and len(ours) > _MOST_POINTS:
         raise ValueError(f"{len(ours)} points are too many to show")
     if real is None:
         return {"generated": ours}
-    theirs = real.detach().cpu().float().numpy()
+    theirs = _floats(real)
     num_given = theirs.shape[1] - ours.shape[1] if theirs.ndim == ours.ndim == 4 else 0
     wanted = (ours.shape[1] + num_given, *ours.shape[2:])
     if theirs.shape[1:] != wanted or num_given not in (0, 1, 3):
         raise ValueError(f"generated {ours.shape[1:]} and real {theirs.shape[1:]} must match")
     given, rest = theirs[:, :num_given], theirs[:, num_given:]
     return ({"given": given} if num_given else {}) | {"generated": ours, "real, held out": rest}
+
+
+def _floats(samples: Any) -> Floats:
+    """Bytes of 0 to 255 as the middle of what became one of them, in [-1, 1]."""
+    values: Floats = samples.detach().cpu().float().numpy()
+    is_bytes = samples.element_size() == 1  # without torch, which names its dtypes
+    return (values + 0.5) / 127.5 - 1 if is_bytes else values
 
 
 def most_shown(image: Any, num: int) -> int:
