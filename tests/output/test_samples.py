@@ -42,6 +42,17 @@ def test_the_same_samples_give_the_same_bytes_even_those_that_diverged(tmp_path:
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
+def test_captions_stand_below_the_pictures_which_they_do_not_move(tmp_path: Path) -> None:
+    draw_samples(tmp_path / "a.png", images(4), None, "title")
+    draw_samples(tmp_path / "b.png", images(4), None, "title", ["$5 and a dog" * 40] * 99)
+    plain, told = pixels(tmp_path / "a.png"), pixels(tmp_path / "b.png")
+    high = len(plain) - samples._MARGIN_PX
+    assert (told[:high] == plain[:high]).all()
+    below = told[high:]
+    assert len(below) > samples._MARGIN_PX and (below != 255).any()
+    assert (below[:, -samples._MARGIN_PX // 2 :] == 255).all(), "lines are cut"
+
+
 def test_pictures_that_came_as_bytes_are_drawn_as_they_were(tmp_path: Path) -> None:
     spoilt = 1.5 * images(9, channels=3)
     spoilt[:2], spoilt[2:4], spoilt[4] = torch.nan, torch.inf, -torch.inf
