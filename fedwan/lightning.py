@@ -27,6 +27,11 @@ from fedwan.site.joining import as_member, end_in_a_line, given_membership, join
 from fedwan.site.site import Site
 from fedwan.workloads.base import NetworkKind
 
+_ENDED_EARLY = (
+    "the fit ended at step {0.step} of {0.num_steps}, before the run was over; give "
+    "Trainer(max_epochs=-1, max_steps=-1), and no callback that stops it"
+)
+
 
 def _lightning() -> Any:
     """The package that is there; first the one that is in use."""
@@ -174,17 +179,23 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         """Stay until the coordinator says stop."""
         site = self._site
         if site is not None and not site.is_done:
-            raise UserError(
-                f"the fit ended at step {site.step} of {site.num_steps}, before the run was over; "
-                "give Trainer(max_epochs=-1, max_steps=-1), and no callback that stops it"
-            )
+            raise UserError(_ENDED_EARLY.format(site))
         self._leave(None)
 
     on_fit_end = on_train_end  # of a fit without a step
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Leave the run."""
-        self._leave(exception)
+        """Leave the run; neither a signal nor `sys.exit()` is a loop's end."""
+        site = self._site
+        is_over = site is None or site.is_done
+        if is_over or not isinstance(exception, SystemExit) or exception.code:
+            self._leave(exception)
+        elif trainer.received_sigterm:
+            exception.code = "stopped by SIGTERM"  # with Lightning's 0 it would seem complete
+            self._leave(SystemExit(exception.code))
+        else:
+            self._leave(error := UserError(_ENDED_EARLY.format(site)))
+            raise error from exception
 
     def _leave(self, error: BaseException | None) -> None:
         for hook in self._hooks:

@@ -24,6 +24,7 @@ from fedwan.app import load_run
 from fedwan.config import Config
 from fedwan.errors import UserError
 from fedwan.simulation import Absence, SimulatedRun, simulate
+from fedwan.site.assignment import VARIABLE, read_outcome
 from fedwan.state import State, state_of
 from tests.lightning_modules import Net, fit
 from tests.site.support import ROOT, Served
@@ -210,6 +211,35 @@ def test_what_does_not_fit_a_run_is_refused(
     trainer.save_checkpoint(tmp_path / "x.ckpt")
     with pytest.raises(UserError, match=told):
         start(tmp_path)
+
+
+class Ended(Callback):
+    """A script that is ended in its fourth batch."""
+
+    def __init__(self, by_signal: bool) -> None:
+        self.by_signal = by_signal
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *at: Any) -> None:
+        if trainer.global_step == 4:
+            trainer._signal_connector.received_sigterm = self.by_signal
+            if not self.by_signal:
+                sys.exit()
+
+
+@pytest.mark.parametrize("by_signal", [True, False])
+def test_a_fit_that_is_ended_is_told_of_the_signal_or_of_its_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_signal: bool
+) -> None:
+    monkeypatch.setattr("fedwan.coordinator.run.FAREWELL_S", 0.1)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "assignment.json"))
+    told = "stopped by SIGTERM" if by_signal else r"ended at step \d of 12.*max_epochs=-1"
+    with pytest.raises((UserError, SystemExit), match="" if by_signal else told) as raised:
+        trained(tmp_path, callbacks=[Ended(by_signal)])
+    outcome = read_outcome(tmp_path / "assignment.json")[0]
+    assert outcome is not None and re.search(told, outcome.text)
+    # A script that was killed is started again; an error of fedwan's own tree is final.
+    assert outcome.is_own == (not by_signal)
+    assert not by_signal or raised.value.code == told
 
 
 def test_the_documented_script_trains_alone_and_in_a_run(

@@ -110,7 +110,7 @@ def sample(
     weights = "last weights" if last else "moving average"
     title = f"{config.workload} on {config.data.name} · {config.strategy} · {weights} · seed {seed}"
     out.parent.mkdir(parents=True, exist_ok=True)
-    draw_samples(out, samples.float(), None, title)
+    draw_samples(out, samples.float(), None, title, config.model.get("prompts", ()))
     typer.echo(out)
 
 

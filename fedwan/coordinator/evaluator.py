@@ -86,7 +86,8 @@ class Evaluator:
 
     def begin(self, site: str, version: int) -> None:
         """A site measures a version from now on."""
-        self._hub.event("measuring", site, f"{site} measures version {version}")
+        step = self._steps.get(version, 0)
+        self._hub.event("measuring", site, f"{site} measures version {version} (step {step})")
 
     def take(self) -> None:
         """Keep what has been found since the last call."""

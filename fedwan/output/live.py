@@ -31,7 +31,7 @@ from fedwan.output.units import (
 _TICK_S = 0.25
 _PLAIN_EVERY_S = 15.0
 _STATE_STYLES = {"training": "green", "measuring": "cyan", "silent": "bold red"}
-_MOST_LOSSES, _LOSS_WIDTH = 4, 7
+_MOST_LOSSES = 4
 _LONGEST_S = 5.0
 """Between two looks, however long one takes on a busy machine."""
 
@@ -144,12 +144,15 @@ def _quality(board: Board) -> str:
 def _site_table(board: Board) -> Table:
     table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False, header_style="dim")
     for name in ("site", "state"):
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, no_wrap=True, vertical="bottom")
     losses = sorted({name for row in board.sites.values() for name in row.losses})[:_MOST_LOSSES]
     for name in ("step", *losses, "util.", "up", "down"):
-        # What does not fit is cut where it costs least, in the names of losses.
-        width = _LOSS_WIDTH if name in losses else None
-        table.add_column(Text(name), justify="right", no_wrap=True, max_width=width)
+        table.add_column(Text(name), justify="right", no_wrap=True, vertical="bottom")
+    # What does not fit is cut where it costs least, in the names of losses.
+    for column, name in zip(table.columns[3:], losses, strict=False):
+        told = f"{'losses' if len(losses) > 1 else 'loss'}\n" if name == losses[0] != "loss" else ""
+        column.header = Text(told + name, no_wrap=True, overflow="ellipsis")
+        column.no_wrap = False
     for row in board.sites.values():
         table.add_row(
             Text(row.name, style="bold"),

@@ -101,7 +101,8 @@ class Outputs:
         try:
             tensors = load_tensors(data)
             if "generated" in tensors:
-                draw_samples(path, tensors["generated"], tensors.get("real"), title)
+                told = config.model.get("prompts", ())
+                draw_samples(path, tensors["generated"], tensors.get("real"), title, told)
         except Exception as error:  # whatever a site sent, the run matters more
             text = f"samples of version {version} cannot be drawn: {' '.join(str(error).split())}"
             self.event("warning", None, text)

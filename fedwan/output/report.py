@@ -20,10 +20,10 @@ from fedwan.output.records import EventRecord, QualityRecord, RoundRecord
 from fedwan.output.summary import read_summary
 from fedwan.output.units import (
     bytes_text,
-    duration_text,
     number_text,
     percent_text,
     sites_text,
+    spent_text,
     subject,
 )
 
@@ -104,7 +104,7 @@ def _cards(run: _Run) -> list[tuple[str, str, str]]:
     private = run.summary.privacy if run.summary else {}
     measured = ""
     if run.summary:
-        measured = f"; evaluations: {duration_text(run.summary.evaluation_s)}"
+        measured = f"; evaluations: {spent_text(run.summary.evaluation_s)}"
     spent = f"at delta {private['delta']:g}, of {private['unit']}" if private else ""
     return [
         (name.capitalize(), value, "; ".join(beside)),
@@ -112,7 +112,7 @@ def _cards(run: _Run) -> list[tuple[str, str, str]]:
         ("Utilisation", percent_text(known.utilisation), "share of the time that sites compute"),
         (
             "Time",
-            duration_text(wall_s),
+            spent_text(wall_s),
             f"{min(run.board.step, run.config.steps):,} of {run.config.steps:,} steps{measured}",
         ),
         ("Rounds", f"{run.board.version:,}", odd),
@@ -142,7 +142,7 @@ def _charts(run: _Run) -> Iterator[Chart | None]:
     yield line_chart("Bytes on the wire, all sites", sent, bytes_text)
     busy = {name: (row.compute_s, row.wait_s) for name, row in run.sites.items()}
     title = "Where the time of each site went"
-    yield stacked_bars(title, ("compute", "wait"), busy, duration_text)
+    yield stacked_bars(title, ("compute", "wait"), busy, spent_text)
     yield from _per_site("Norm of the contribution", run, lambda record: record.norms)
 
 
@@ -159,12 +159,13 @@ def _per_site(
             site: [(record.step, values_of(record).get(name)) for record in records]
             for site, records in by_site.items()
         }
-        yield line_chart(f"{what}: {name}", lines, number_text)
+        title = what if name.lower() == what.lower() else f"{what}: {name}"
+        yield line_chart(title, lines, number_text)
 
 
 def _site(row: SiteRow) -> list[str]:
     moved = (bytes_text(row.bytes_up), bytes_text(row.bytes_down))
-    spent = (duration_text(row.compute_s), duration_text(row.wait_s), percent_text(row.utilisation))
+    spent = (spent_text(row.compute_s), spent_text(row.wait_s), percent_text(row.utilisation))
     return [row.name, f"{row.rounds:,}", f"{row.step:,}", *spent, *moved]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +24,26 @@ _DPI = 100
 _GRID_PX = 420
 """Least width of a panel; each image is enlarged by a whole factor to reach it."""
 _GAP_PX, _MARGIN_PX, _CAPTION_PX, _TITLE_PX = 6, 24, 26, 44
+_CHARACTER_PX, _LINE_PX, _MOST_CAPTIONS = 6.5, 15, 16
 _INK, _MUTED, _BLUE, _GREY = "#1c2330", "#5c6675", "#2f6fde", "#9aa3af"
 _MOST_PX, _MOST_POINTS = 1 << 24, 1 << 16
 
 Floats = NDArray[np.float32]
 
 
-def draw_samples(path: Path, generated: Any, real: Any | None, title: str) -> None:
+def draw_samples(
+    path: Path, generated: Any, real: Any | None, title: str, captions: Sequence[str] = ()
+) -> None:
     """Draw samples to a PNG, replaced whole; the same samples give the same bytes.
 
-    Samples are tensors: images (num, 1 or 3, height, width) in [-1, 1], or points (num,
+    Samples are tensors: images (num, 1 or 3, height, width) in [-1, 1] or uint8, or points (num,
     2). Where real samples have more channels than generated ones, they are pairs: the first
     channels are what was given, drawn as a picture of their own, and the others what was to be made
-    of it. A `ValueError` if they are neither, or too many to show.
+    of it. `captions` of the generated ones come in turn. A `ValueError` if samples are neither
+    images nor points, or too many to show.
     """
     panels = _panels(generated, real)
+    num = len(panels["generated"])
     are_points = panels["generated"].ndim == 2
     reach, tall, wide = 0.0, _GRID_PX, _GRID_PX
     beside = 2 * _MARGIN_PX  # room for the numbers at the axes
@@ -46,11 +52,13 @@ def draw_samples(path: Path, generated: Any, real: Any | None, title: str) -> No
         distances = np.abs(list(panels.values())[-1])
         reach = 1.25 * float(np.max(distances[np.isfinite(distances)], initial=1e-3))
     else:
-        count, beside = len(panels["generated"]), _MARGIN_PX
-        panels = {name: _mosaic(images[:count], count) for name, images in panels.items()}
+        beside = _MARGIN_PX
+        panels = {name: _mosaic(images[:num], num) for name, images in panels.items()}
         tall, wide = panels["generated"].shape[:2]
     width = len(panels) * (beside + wide) + _MARGIN_PX
-    height = _TITLE_PX + _CAPTION_PX + tall + _MARGIN_PX
+    told = _told(captions[:num], int((width - 2 * _MARGIN_PX) / _CHARACTER_PX))
+    foot = _MARGIN_PX + len(told) * _LINE_PX
+    height = _TITLE_PX + _CAPTION_PX + tall + foot
     # Figures without pyplot: no global state, so any thread may draw.
     figure = require("matplotlib.figure", "report").Figure(
         figsize=(width / _DPI, height / _DPI), dpi=_DPI, facecolor="white"
@@ -58,6 +66,9 @@ def draw_samples(path: Path, generated: Any, real: Any | None, title: str) -> No
     widest = (width - 2 * _MARGIN_PX) * 72 / _DPI / (0.68 * max(1, len(title)))
     style = {"va": "top", "fontsize": min(11.0, widest), "fontweight": "bold", "color": _INK}
     figure.text(_MARGIN_PX / width, 1 - 14 / height, title, **style)
+    style = {"va": "top", "fontsize": 8, "color": _MUTED, "parse_math": False}
+    for number, line in enumerate(told):
+        figure.text(_MARGIN_PX / width, (foot - 8 - number * _LINE_PX) / height, line, **style)
     for index, (name, panel) in enumerate(panels.items()):
         left = beside + index * (beside + wide)
         below = 1 - (_TITLE_PX + 4) / height
@@ -65,10 +76,10 @@ def draw_samples(path: Path, generated: Any, real: Any | None, title: str) -> No
             name = f"{name}: {stray} of {len(panel)} lie outside, and are drawn at the edge"
         figure.text(left / width, below, name, va="top", fontsize=9, color=_MUTED)
         if are_points:
-            box = (left / width, _MARGIN_PX / height, wide / width, tall / height)
+            box = (left / width, foot / height, wide / width, tall / height)
             _scatter(figure.add_axes(box), panel, reach, _BLUE if index == 0 else _GREY)
         else:  # pixel for pixel: resampling would blur what is to be judged
-            figure.figimage(panel, left, _MARGIN_PX, origin="upper")
+            figure.figimage(panel, left, foot, origin="upper")
     buffer = io.BytesIO()
     # Without the library's version in it, equal pictures are equal files.
     figure.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None})
@@ -77,20 +88,41 @@ def draw_samples(path: Path, generated: Any, real: Any | None, title: str) -> No
 
 def _panels(generated: Any, real: Any | None) -> dict[str, Floats]:
     """Samples by their captions, from left to right."""
-    ours = generated.detach().cpu().float().numpy()
+    ours = _floats(generated)
     if ours.shape[1:] != (2,) and (ours.ndim != 4 or ours.shape[1] not in (1, 3)):
         raise ValueError(f"samples of shape {ours.shape} are neither images nor points")
     if ours.ndim == 2 and len(ours) > _MOST_POINTS:
         raise ValueError(f"{len(ours)} points are too many to show")
     if real is None:
         return {"generated": ours}
-    theirs = real.detach().cpu().float().numpy()
+    theirs = _floats(real)
     num_given = theirs.shape[1] - ours.shape[1] if theirs.ndim == ours.ndim == 4 else 0
     wanted = (ours.shape[1] + num_given, *ours.shape[2:])
     if theirs.shape[1:] != wanted or num_given not in (0, 1, 3):
         raise ValueError(f"generated {ours.shape[1:]} and real {theirs.shape[1:]} must match")
     given, rest = theirs[:, :num_given], theirs[:, num_given:]
     return ({"given": given} if num_given else {}) | {"generated": ours, "real, held out": rest}
+
+
+def _floats(samples: Any) -> Floats:
+    """Bytes of 0 to 255 as the middle of what became one of them, in [-1, 1]."""
+    values: Floats = samples.detach().cpu().float().numpy()
+    is_bytes = samples.element_size() == 1  # without torch, which names its dtypes
+    return (values + 0.5) / 127.5 - 1 if is_bytes else values
+
+
+def _told(captions: Sequence[str], most: int) -> list[str]:
+    """Captions in lines of up to so many characters; the last says how many are left out.
+
+    >>> _told(["a red fox", "a large dog in the snow"], 16)
+    ['in turn, row by row:', '1  a red fox', '2  a large dog …']
+    """
+    if not captions:
+        return []
+    lines = [f"{number}  {text}" for number, text in enumerate(captions[:_MOST_CAPTIONS], 1)]
+    cut = [line if len(line) <= most else f"{line[: most - 1]}…" for line in lines]
+    left = len(captions) - len(cut)
+    return ["in turn, row by row:", *cut, *([f"and {left} more"] if left else [])]
 
 
 def most_shown(image: Any, num: int) -> int:

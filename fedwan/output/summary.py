@@ -21,10 +21,10 @@ from fedwan.output.board import Board
 from fedwan.output.records import finite
 from fedwan.output.units import (
     bytes_text,
-    duration_text,
     number_text,
     percent_text,
     sites_text,
+    spent_text,
 )
 
 
@@ -145,16 +145,18 @@ def _lines(summary: Summary, board: Board, out: Path) -> Iterator[tuple[str, str
     yield "bytes", f"[bold]{bytes_text(sent)}[/] over the wire ({detail})"
     if sync := board.beside_sync(sent):
         yield "", f"synchronous training would have sent {sync[0]}: [bold green]{sync[1]}[/]"
+    # The lines above the summary count from the command's start, over which services begin.
+    yield "time", f"{spent_text(summary.wall_s)} that the coordinator ran"
     yield (
-        "time",
-        f"{duration_text(summary.wall_s)}; each computed "
-        f"{duration_text(summary.compute_s)} and waited {duration_text(summary.wait_s)} "
+        "",
+        f"each site computed {spent_text(summary.compute_s)} and waited "
+        f"{spent_text(summary.wait_s)} "
         f"(utilisation {percent_text(summary.utilisation)})",
     )
     rest = summary.wall_s - summary.compute_s - summary.wait_s
     if rest >= 1:
-        measured = f"evaluations took {duration_text(summary.evaluation_s)}"
-        yield "", f"the other {duration_text(rest)}: starting and measuring; {measured}"
+        measured = f"evaluations took {spent_text(summary.evaluation_s)}"
+        yield "", f"the other {spent_text(rest)}: starting and measuring; {measured}"
     yield (
         "rounds",
         f"{summary.rounds:,}, from {summary.contributions:,} contributions; "

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from fedwan.config import COMMAND, Config
 
+_WIDEST = 1e7
+"""From here on a number is told by its power of ten."""
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
@@ -14,15 +16,16 @@ def number_text(value: float | None) -> str:
     """Three significant digits; a dash for what is not known.
 
     >>> number_text(0.12345), number_text(1234567.0), number_text(None)
-    ('0.123', '1.23e+06', '–')
-    >>> number_text(12345), number_text(100.0)
-    ('12,345', '100')
+    ('0.123', '1,230,000', '–')
+    >>> number_text(12345), number_text(100.0), number_text(20_467.3), number_text(1e8)
+    ('12,345', '100', '20,500', '1e+08')
     """
     if value is None or not math.isfinite(value):
         return "–"
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:.3g}"
+    text = f"{value:.3g}"
+    return f"{float(text):,.0f}" if 1000 <= abs(float(text)) < _WIDEST else text
 
 
 def bytes_text(count: float) -> str:
@@ -58,6 +61,15 @@ def duration_text(seconds: float) -> str:
     if days == 0:
         return f"{hour}:{minute:02d}:{second:02d}"
     return f"{days} d {hour:02d}:{minute:02d}"
+
+
+def spent_text(seconds: float) -> str:
+    """Seconds that were spent on something, of which few say much.
+
+    >>> spent_text(0.42), spent_text(9.97), spent_text(75)
+    ('0.4 s', '10 s', '1:15')
+    """
+    return f"{max(0.0, seconds):.1f} s" if seconds < 9.95 else duration_text(seconds)
 
 
 def percent_text(share: float | None) -> str:

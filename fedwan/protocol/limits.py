@@ -34,7 +34,7 @@ _MOST_BINS = 1 << 12
 _TAKEN = frozenset({"kind", "t", "version", "step", "site"})
 """What a record of quality holds besides the figures."""
 _SIDES = range(1, 1 << 24)
-_DTYPES = dict.fromkeys(("generated", "real"), {"F32", "F16"})
+_DTYPES = dict.fromkeys(("generated", "real"), {"U8", "F32", "F16"})
 _DTYPES |= {"moments:counts": {"I64"}, "moments:means": {"F64"}, "moments:covariances": {"F64"}}
 
 

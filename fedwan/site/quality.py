@@ -170,11 +170,24 @@ def _num_shown(num_values: int) -> int:
 
 
 def _fitting(shown: State) -> State:
-    """Samples, (num, …), on the CPU: as many of all as there is room for, in fp16 if it helps."""
+    """Samples, (num, …), on the CPU: as many of all as there is room for.
+
+    Pictures, in [-1, 1], become bytes as `draw_samples` shows them; others are fp16 if it helps.
+    """
     most = max((value[:1].numel() for value in shown.values()), default=0)
     num = min((_num_shown(most), *map(len, shown.values())))
     if shown and not num:
         log.warning("samples of %d numbers each are too large to be sent and shown", most)
         return {}
     dtype = torch.float32 if num * most * 4 <= MOST_SHOWN_BYTES else torch.float16
-    return {name: value[:num].to("cpu", dtype).contiguous() for name, value in shown.items()}
+    cut = {name: value[:num] for name, value in shown.items()}
+    return {
+        name: to_bytes(value) if value.dim() == 4 else value.to("cpu", dtype).contiguous()
+        for name, value in cut.items()
+    }
+
+
+def to_bytes(images: Tensor) -> Tensor:
+    """Pictures in [-1, 1] as uint8; what is not a number is black."""
+    values = images.detach().float().nan_to_num(-1.0).clamp(-1.0, 1.0)
+    return ((values * 0.5 + 0.5) * 255).to("cpu", torch.uint8).contiguous()

@@ -97,6 +97,7 @@ HOSTILE: dict[str, tuple[Make, str]] = {
     "a text": (report('{"fd": "low"}'), "'fd' is no number"),
     "many figures": (report(json.dumps(dict.fromkeys(map(str, range(999)), 0))), "at most 64"),
     "bf16": (report(samples=save({"generated": torch.zeros(4, 2).bfloat16()})), "'BF16'"),
+    "bytes": (report(samples=tensors("I8", [4, 1, 2, 2], 16)), "'I8'"),
     "no pictures": (report(samples=tensors("F32", [0, 1, 8, 8], 0)), "of shape [0, 1, 8, 8]"),
     "19.7 GiB": (report(samples=tensors("F32", [5000, 1, 1000, 1000])), "invalid shape"),
     "other tensors": (report(samples=tensors("F32", [64], name="x")), "'x' of dtype"),

@@ -32,7 +32,15 @@ def test_the_table_has_a_row_per_site_and_a_column_per_loss(board: Board) -> Non
     for t, row in enumerate((round_row(1, "s1"), quality_row(0, 80.0))):
         board.take(record_of(row, float(t)))
     text = shown(board, width=80)
-    parts = ("s1  ", " training ", "discri…", "genera…", "1:15 elapsed", "step 10/20, round 1")
+    assert all(part in shown(board, width=60) for part in (" gen…", "training", "1.02 kB"))
+    parts = (
+        "s1  ",
+        " training ",
+        " losses ",
+        " discriminator  generator ",
+        "1:15 elapsed",
+        "step 10/20, round 1",
+    )
     quality = "untrained: Fréchet distance 80, 200.0 times the floor 0.4"
     for part in (*parts, "80 %", quality):
         assert part in text

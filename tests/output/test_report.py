@@ -24,6 +24,13 @@ def test_a_script_s_own_figures_take_the_place_of_a_distance(tmp_path: Path) -> 
     assert "val_mse of the EMA weights" in html and "accuracy of the EMA weights" in html
 
 
+def test_a_loss_that_is_called_so_is_named_once(tmp_path: Path) -> None:
+    with Outputs(make_config(tmp_path), tmp_path) as outputs:
+        outputs.record(round_row(1, "s1") | {"losses": {"loss": 0.7}})
+    html = (tmp_path / "report.html").read_text()
+    assert "<figcaption>Loss</figcaption>" in html
+
+
 def test_a_finished_run_is_one_page_that_needs_nothing_else(tmp_path: Path) -> None:
     with Outputs(make_config(tmp_path), tmp_path) as outputs:
         write_run(outputs, finish=True)
@@ -39,7 +46,7 @@ def test_a_finished_run_is_one_page_that_needs_nothing_else(tmp_path: Path) -> N
     )
     escaped = "s2 &lt;rejoined&gt; &amp; is back"
     rest = (">done<", "data:image/png;base64,", "workload: gan", "untrained 80", "4.9 times more")
-    rest += ("20 of 20 steps; evaluations: 3 s",)
+    rest += ("20 of 20 steps; evaluations: 3.0 s",)
     for part in (*charts, escaped, *rest):
         assert part in html, part
     # The page loads nothing from anywhere.

@@ -11,6 +11,7 @@ from PIL import Image
 
 from fedwan.output import samples
 from fedwan.output.samples import draw_samples, most_shown
+from fedwan.site.quality import to_bytes
 
 
 def images(num: int, channels: int = 1, size: int = 8, seed: int = 0) -> torch.Tensor:
@@ -39,6 +40,25 @@ def test_the_same_samples_give_the_same_bytes_even_those_that_diverged(tmp_path:
     for name in ("a.png", "b.png"):
         draw_samples(tmp_path / name, spoilt, images(9, channels=3), "title")
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_captions_stand_below_the_pictures_which_they_do_not_move(tmp_path: Path) -> None:
+    draw_samples(tmp_path / "a.png", images(4), None, "title")
+    draw_samples(tmp_path / "b.png", images(4), None, "title", ["$5 and a dog" * 40] * 99)
+    plain, told = pixels(tmp_path / "a.png"), pixels(tmp_path / "b.png")
+    high = len(plain) - samples._MARGIN_PX
+    assert (told[:high] == plain[:high]).all()
+    below = told[high:]
+    assert len(below) > samples._MARGIN_PX and (below != 255).any()
+    assert (below[:, -samples._MARGIN_PX // 2 :] == 255).all(), "lines are cut"
+
+
+def test_pictures_that_came_as_bytes_are_drawn_as_they_were(tmp_path: Path) -> None:
+    spoilt = 1.5 * images(9, channels=3)
+    spoilt[:2], spoilt[2:4], spoilt[4] = torch.nan, torch.inf, -torch.inf
+    draw_samples(tmp_path / "a.png", spoilt, images(9, 3), "title")
+    draw_samples(tmp_path / "b.png", to_bytes(spoilt), to_bytes(images(9, 3)), "title")
+    assert (pixels(tmp_path / "a.png") == pixels(tmp_path / "b.png")).all()
 
 
 def test_points_are_scattered_in_the_frame_of_the_real_ones(tmp_path: Path) -> None:

@@ -112,12 +112,16 @@ def test_one_screen_says_quality_bytes_and_where_to_look() -> None:
     sent = ("192 MB", f"{1200 * 4 * 2 * 400_000 / 1e9:.2f} GB", "20 times more")
     files = ("runs/demo/samples.png", "runs/demo/report.html")
     time = (
-        "1:33; each computed 1:00 and waited 3 s (utilisation 95 %)",
+        "1:33 that the coordinator ran",
+        "each site computed 1:00 and waited 3.0 s (utilisation 95 %)",
         "the other 30 s: starting and measuring; evaluations took 12 s",
     )
     for part in (*quality, *sent, *files, *time, "rejoins of sites: 1"):
         assert part in text
     assert len(text.splitlines()) <= 24
+    large = {"fd": 20_467.3, "fd_floor": 33.2, "num_real": 500}
+    text = shown(dataclasses.replace(SUMMARY, quality=large, compute_s=0.42), RECORDS)
+    assert "Fréchet distance 20,500, 616.5 times" in text and "each site computed 0.4 s and" in text
     late = dataclasses.replace(SUMMARY, late=3, quality={"score": 7})
     text = shown(late, RECORDS[:1])
     assert "score 7" in text and "3 contributions merged late" in text and "times more" not in text

@@ -673,10 +673,11 @@ def test_a_frozen_network_does_not_move_while_quality_is_measured(tmp_path: Path
 @pytest.mark.parametrize(
     ("shape", "num", "dtype"),
     [
-        ((3, 32, 32), 64, torch.float32),
-        ((3, 256, 256), 32, torch.float16),
-        ((3, 1024, 1024), 2, torch.float16),
-        ((3, 2048, 2048), 0, torch.float16),
+        ((2,), 64, torch.float32),
+        ((3, 32, 32), 64, torch.uint8),
+        ((3, 256, 256), 32, torch.uint8),
+        ((3, 1024, 1024), 2, torch.uint8),
+        ((3, 2048, 2048), 0, torch.uint8),
     ],
     ids=str,
 )
