@@ -153,7 +153,7 @@ def alone(config: Config, device: torch.device, num: int) -> tuple[Row, float]:
             if step == WARM_UP:
                 wait()
                 began = time.perf_counter()
-            workload.step(next(loader), rng, lambda _: None)
+            workload.step(next(loader), rng, lambda: None)
         wait()
         step_s = (time.perf_counter() - began) / num
     finally:

@@ -95,7 +95,7 @@ def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
         for workload, loader, rng in sites:
             _choose(workload, case.way, number)
             for _ in range(H):
-                workload.step(next(loader), rng, lambda _: None)
+                workload.step(next(loader), rng, lambda: None)
         if num > 1:
             _merge([workload.networks["denoiser"] for workload, *_ in sites], case.way)
     made, groups = every.make(sites[0][0])

@@ -92,7 +92,7 @@ class Part:
         return state_of(self.workload.networks)
 
     def step(self) -> None:
-        self.workload.step(next(self.stream), self.rng, lambda _: None)
+        self.workload.step(next(self.stream), self.rng, lambda: None)
 
 
 def config_of(spec: Spec) -> Config:

@@ -94,8 +94,8 @@ class Federation:
         self._snapshots = Snapshots()
         self._certificates: dict[str, bytes] = {}
         """By site, the one that the journal told of last."""
-        self._last_refused: dict[tuple[str, int], tuple[bytes, wire.Receipt]] = {}
-        """By site and fragment, what was refused last, and the receipt."""
+        self._last_refused: dict[tuple[str, int], bytes] = {}
+        """By site and fragment, what was refused last, and why."""
 
     @property
     def rounds(self) -> CoordinatorRounds:

@@ -223,9 +223,6 @@ class Servicer(Federation):
             settled = self._settled(upload)
             if settled is not None:
                 return settled
-            mark, receipt = self._last_refused.get((site, upload.key.fragment), (b"", None))
-            if receipt is not None and mark == _mark(header):
-                return receipt
             is_contribution = upload.kind == wire.UploadHeader.CONTRIBUTION
             try:
                 if is_contribution:
@@ -344,12 +341,13 @@ class Servicer(Federation):
         return overcounted(figures, present, self.rounds.most_counted(fragment))
 
     def _rejection(self, upload: Upload, header: wire.UploadHeader, text: str) -> wire.Receipt:
-        """Counted once, however often a site asks whose receipt is lost on the way."""
-        key, receipt = upload.key, wire.Receipt(status=wire.Receipt.REJECTED, text=text)
+        """Counted once, however often a site sends it whose receipt is lost on the way."""
+        key, mark = upload.key, _mark(header, text)
         self.intake.close(upload)
-        self._last_refused[key.site, key.fragment] = _mark(header), receipt
-        self.refuse_contribution(key, text)
-        return receipt
+        if self._last_refused.get((key.site, key.fragment)) != mark:
+            self._last_refused[key.site, key.fragment] = mark
+            self.refuse_contribution(key, text)
+        return wire.Receipt(status=wire.Receipt.REJECTED, text=text)
 
     def refuse(self, site: str, text: str) -> None:
         """See `Hub`; a quorum does not wait for who is refused again and again.
@@ -476,8 +474,8 @@ class Servicer(Federation):
         return b"".join(self.masking.sizes(*key) for key in keys) if self.masking else b""
 
 
-def _mark(header: wire.UploadHeader) -> bytes:
-    """The same where a site asks anew what became of an upload, and of no other one."""
+def _mark(header: wire.UploadHeader, text: str) -> bytes:
+    """The same where a site sends again what was refused for this reason, and of no other one."""
     said = wire.UploadHeader(
         session=header.session,
         kind=header.kind,
@@ -485,7 +483,7 @@ def _mark(header: wire.UploadHeader) -> bytes:
         checksum=header.checksum,
         work=header.work,
     )
-    return said.SerializeToString(deterministic=True)
+    return said.SerializeToString(deterministic=True) + text.encode()
 
 
 def _upload(site: str, header: wire.UploadHeader) -> Upload:
