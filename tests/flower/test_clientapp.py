@@ -123,7 +123,7 @@ def test_a_ticket_is_answered_with_how_it_ended_and_a_second_signal_cuts_nothing
 PREFACE = """
 import json, os, signal, sys, time
 from pathlib import Path
-from fedwan.errors import JoinRefused
+from fedwan.errors import ConfigError, JoinRefused
 from fedwan.site.assignment import Assignment, Outcome, tell_welcome
 
 joined = Assignment.given
@@ -206,6 +206,7 @@ def test_processes_meet_where_no_full_disk_can_tear_what_they_write(tmp_path: Pa
             JoinRefused,
             "^weights differ; use one seed$",
         ),
+        ("raise ConfigError('no samples here')", ConfigError, "^no samples here$"),
         (
             "joined(); Outcome.leave(ZeroDivisionError('a\\nb'), 0); sys.exit(1)",
             UserError,
@@ -230,7 +231,7 @@ def test_how_a_script_ended_is_one_line(
     with pytest.raises(kind, match=text) as raised:
         run(tmp_path, body)
     told, log = str(raised.value), tmp_path / "state" / "logs" / "clientapp.log"
-    assert "\n" not in told and (f"log {log})" in told) == (kind is not JoinRefused)
+    assert "\n" not in told and (f"log {log})" in told) == (text[0] != "^")
 
 
 def test_a_script_that_fails_is_started_again_while_it_gets_further(
