@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 STOPPED = "the run was stopped from outside"
@@ -91,9 +92,11 @@ _NOT_OWN = ("<", str(Path(__file__).parent), *_LIBRARIES)
 
 def place_of(error: BaseException) -> str:
     """File and line of the last call that is the user's own, ` (train.py:7)`; '' if none is."""
-    frames = [
-        f"{Path(frame.filename).name}:{frame.lineno}"
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(_NOT_OWN)
-    ]
-    return f" ({frames[-1]})" if frames else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    return last_own((frame.filename, str(frame.lineno)) for frame in frames)
+
+
+def last_own(places: Iterable[tuple[str, str]]) -> str:
+    """Of files and lines, as `place_of`."""
+    own = [f"{Path(file).name}:{line}" for file, line in places if not file.startswith(_NOT_OWN)]
+    return f" ({own[-1]})" if own else ""

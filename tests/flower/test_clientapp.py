@@ -206,6 +206,12 @@ def test_processes_meet_where_no_full_disk_can_tear_what_they_write(tmp_path: Pa
             JoinRefused,
             "^weights differ; use one seed$",
         ),
+        ("if joined", UserError, r"last words: SyntaxError: expected ':' \(train.py:8\) \(log /"),
+        (
+            "print('hello'); json.loads('{')",
+            UserError,
+            r"with status 1 before .* last words: json.*JSONDecodeError: .* \(train.py:8\) \(log /",
+        ),
         ("raise ConfigError('no samples here')", ConfigError, "^no samples here$"),
         (
             "joined(); Outcome.leave(ZeroDivisionError('a\\nb'), 0); sys.exit(1)",
