@@ -311,6 +311,12 @@ def test_what_a_site_s_owner_did_not_put_there_is_not_started(
     assert "\n" not in str(raised.value)
 
 
+def test_a_folder_that_is_not_there_is_told_before_what_would_be_in_it(tmp_path: Path) -> None:
+    site = SiteFile(command="python train.py", folder=str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="^folder = '.*nowhere' is no folder; give the one"):
+        find_command(Config(workload="command"), site)
+
+
 def test_of_modules_to_see_images_through_a_site_imports_those_that_its_owner_names() -> None:
     config = Config(workload="flow", eval=EvalConfig(features="json.tool:main"))
     with pytest.raises(ConfigError, match="eval.features = 'json.tool' is not among the recipes"):
