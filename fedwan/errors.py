@@ -12,6 +12,8 @@ from pathlib import Path
 
 STOPPED = "the run was stopped from outside"
 """Of a run that its operator has stopped."""
+JOIN_FIRST = "join first"
+"""Ends what a coordinator that was started again says to a site that it has not let in yet."""
 
 
 class FedwanError(Exception):
