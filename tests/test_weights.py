@@ -17,6 +17,7 @@ import fedwan
 from fedwan.app import load_run
 from fedwan.config import Config, NetworkConfig
 from fedwan.config import load as load_config
+from fedwan.coordinator.model import newest_whole
 from fedwan.errors import CheckpointError, ConfigError, FedwanError, UserError
 from fedwan.weights import export, load_initial
 from tests.trained_runs import POINTS, save_checkpoint, write_run
@@ -106,6 +107,13 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path) -> None:
     refused(lambda: fedwan.load(run, ema=False), CheckpointError, "is damaged")
     path.write_bytes(whole[:50])
     refused(lambda: fedwan.load(run), CheckpointError, "cannot be read")
+    before = path.with_name("coordinator.previous.safetensors")
+    before.write_bytes(whole[:50])
+    refused(lambda: fedwan.load(run), CheckpointError, "; restore it from a copy, or start")
+    before.write_bytes(whole)
+    says = f"; {before.name} beside it is whole: with --resume a run goes on from it"
+    refused(lambda: fedwan.load(run), CheckpointError, says)
+    assert newest_whole(path.parent)[1].endswith("); the one before it takes its place")
     path.unlink()
     refused(lambda: fedwan.load(run), CheckpointError, "holds no checkpoint yet")
 
