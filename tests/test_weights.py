@@ -134,6 +134,7 @@ def test_exported_files_hold_each_network_by_the_names_of_its_module(tmp_path: P
     about = json.loads((folder / "config.json").read_text())
     assert about["weights"] == "ema" and about["config"]["model"]["width"] == 4
     assert about["missing"] == {"discriminator": [], "generator": []}
+    assert "out" not in about["config"]
     other = tmp_path / "other"
     says = "--to safetensor is none of safetensors, diffusers; did you mean"
     refused(lambda: export(trained, "safetensor", other), UserError, says)
@@ -160,7 +161,11 @@ def test_a_run_of_a_script_has_networks_and_files_but_no_workload(tmp_path: Path
     refused(trained.workload, UserError, "has no recipe to build")
     export(trained, "safetensors", tmp_path / "weights")
     assert load_file(tmp_path / "weights" / "generator.safetensors")
-    assert "never left the sites" in (tmp_path / "weights" / "README.md").read_text()
+    text = (tmp_path / "weights" / "README.md").read_text()
+    assert "never left the sites" in text
+    assert 'generator.load_state_dict(load_file("generator.safetensors"))' in text
+    settings = json.loads((tmp_path / "weights" / "config.json").read_text())["config"]
+    assert "outer" in settings and not {"out", "data", "model", "site"} & settings.keys()
 
 
 # Initial weights ---------------------------------------------------------------------------------
