@@ -64,9 +64,9 @@ def read_yaml(path: Path) -> Tree:
     """The values in a YAML file."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
+        near = nearest(path.name, (file.name for file in path.parent.glob("*.y*ml")))
         raise ConfigError(
-            f"config file {str(path)!r} {what}; give the path of a YAML file, and words such as "
-            "h=20 after it (`fedwan demo` takes words alone)"
+            f"config file {str(path)!r} {what}{near or '; give the path of a YAML file'}"
         )
     try:
         loaded = OmegaConf.load(path)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 STOPPED = "the run was stopped from outside"
 """Of a run that its operator has stopped."""
+JOIN_FIRST = "join first"
+"""Ends what a coordinator that was started again says to a site that it has not let in yet."""
 
 
 class FedwanError(Exception):
@@ -91,9 +94,11 @@ _NOT_OWN = ("<", str(Path(__file__).parent), *_LIBRARIES)
 
 def place_of(error: BaseException) -> str:
     """File and line of the last call that is the user's own, ` (train.py:7)`; '' if none is."""
-    frames = [
-        f"{Path(frame.filename).name}:{frame.lineno}"
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(_NOT_OWN)
-    ]
-    return f" ({frames[-1]})" if frames else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    return last_own((frame.filename, str(frame.lineno)) for frame in frames)
+
+
+def last_own(places: Iterable[tuple[str, str]]) -> str:
+    """Of files and lines, as `place_of`."""
+    own = [f"{Path(file).name}:{line}" for file, line in places if not file.startswith(_NOT_OWN)]
+    return f" ({own[-1]})" if own else ""

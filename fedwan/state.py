@@ -18,6 +18,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 from json import JSONDecodeError
@@ -388,7 +389,9 @@ def _read(
             f"no checkpoint at {path}; start the run afresh, without --resume"
         ) from None
     except (safetensors.SafetensorError, KeyError, ValueError, OSError) as error:
-        raise CheckpointError(
-            f"checkpoint {path} cannot be read ({error}); restore it from a copy, "
-            "or start the run afresh without --resume"
-        ) from None
+        mend = "restore it from a copy, or start the run afresh without --resume"
+        before = path.with_suffix(".previous.safetensors")
+        with suppress(CheckpointError):
+            check_tensors(before)
+            mend = f"{before.name} beside it is whole: with --resume a run goes on from it, unless it is done"
+        raise CheckpointError(f"checkpoint {path} cannot be read ({error}); {mend}") from None

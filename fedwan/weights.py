@@ -236,12 +236,15 @@ def export(trained: Trained, to: str, folder: Path) -> None:
     for network, tensors in trained.networks.items():
         whole = {name: value.contiguous() for name, value in tensors.items()}
         save_file(whole, folder / f"{network}.safetensors", {"format": "pt"})
+    config = dataclasses.asdict(trained.config)
+    for key in ("out", *(("model", "data", "site") if trained.config.workload == COMMAND else ())):
+        del config[key]  # a folder of this machine's; what is a recipe's alone
     about = {
         "fedwan": fedwan.__version__,
         "weights": "ema" if trained.is_ema else "last",
         "files": {network: f"{network}.safetensors" for network in trained.networks},
         "missing": missing,
-        "config": dataclasses.asdict(trained.config),
+        "config": config,
     }
     (folder / "config.json").write_text(json.dumps(about, indent=2) + "\n")
     (folder / "README.md").write_text(_readme(trained, missing))
@@ -255,16 +258,21 @@ def _open_up(folder: Path) -> None:
 
 
 def _readme(trained: Trained, missing: Mapping[str, Sequence[str]]) -> str:
+    is_script = trained.config.workload == COMMAND
+    lacking = trained.config.excluded if is_script else missing
+    unknown = [] if is_script else None
     loading = "\n".join(
         f'{name}.load_state_dict(load_file("{name}.safetensors")'
-        f"{'' if missing.get(name) == [] else ', strict=False'})"
+        f"{'' if lacking.get(name, unknown) == [] else ', strict=False'})"
         for name in trained.networks
     )
+    left = ",\nand under `missing` what a file lacks, since it never left the sites."
+    if is_script:  # its modules are not at hand
+        left = ".\nA tensor that a file lacks never left the sites; `strict=False` loads the others."
     return (
         f"# Weights of {subject(trained.config)}, trained with fedwan {fedwan.__version__}\n\n"
         "One file per network, by the names of the module's `state_dict()`:\n\n"
         f"```python\nfrom safetensors.torch import load_file\n\n{loading}\n```\n\n"
         "`config.json` holds the run's settings, whether these are the moving average (`ema`) or "
-        "the `last` weights,\nand under `missing` what a file lacks, since it never left the sites."
-        "\n"
+        f"the `last` weights{left}\n"
     )

@@ -99,12 +99,17 @@ def test_a_users_mistake_is_one_line_that_names_key_value_and_mend(words: str, s
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [(None, "does not exist"), ("- a\n- b\n", "no key: value"), ("a: [", "cannot be read")],
+    [
+        (None, "does not exist; did you mean 'runs.yaml'"),
+        ("- a\n- b\n", "no key: value"),
+        ("a: [", "cannot be read"),
+    ],
 )
 def test_a_file_that_is_no_configuration_is_named(
     tmp_path: Path, text: str | None, says: str
 ) -> None:
     path = tmp_path / "run.yaml"
+    (tmp_path / "runs.yaml").touch()
     if text is not None:
         path.write_text(text)
     with pytest.raises(ConfigError, match=says) as caught:

@@ -17,6 +17,7 @@ import fedwan
 from fedwan.app import load_run
 from fedwan.config import Config, NetworkConfig
 from fedwan.config import load as load_config
+from fedwan.coordinator.model import newest_whole
 from fedwan.errors import CheckpointError, ConfigError, FedwanError, UserError
 from fedwan.weights import export, load_initial
 from tests.trained_runs import POINTS, save_checkpoint, write_run
@@ -106,6 +107,13 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path) -> None:
     refused(lambda: fedwan.load(run, ema=False), CheckpointError, "is damaged")
     path.write_bytes(whole[:50])
     refused(lambda: fedwan.load(run), CheckpointError, "cannot be read")
+    before = path.with_name("coordinator.previous.safetensors")
+    before.write_bytes(whole[:50])
+    refused(lambda: fedwan.load(run), CheckpointError, "; restore it from a copy, or start")
+    before.write_bytes(whole)
+    says = f"; {before.name} beside it is whole: with --resume a run goes on from it"
+    refused(lambda: fedwan.load(run), CheckpointError, says)
+    assert newest_whole(path.parent)[1].endswith("); the one before it takes its place")
     path.unlink()
     refused(lambda: fedwan.load(run), CheckpointError, "holds no checkpoint yet")
 
@@ -126,6 +134,7 @@ def test_exported_files_hold_each_network_by_the_names_of_its_module(tmp_path: P
     about = json.loads((folder / "config.json").read_text())
     assert about["weights"] == "ema" and about["config"]["model"]["width"] == 4
     assert about["missing"] == {"discriminator": [], "generator": []}
+    assert "out" not in about["config"]
     other = tmp_path / "other"
     says = "--to safetensor is none of safetensors, diffusers; did you mean"
     refused(lambda: export(trained, "safetensor", other), UserError, says)
@@ -152,7 +161,11 @@ def test_a_run_of_a_script_has_networks_and_files_but_no_workload(tmp_path: Path
     refused(trained.workload, UserError, "has no recipe to build")
     export(trained, "safetensors", tmp_path / "weights")
     assert load_file(tmp_path / "weights" / "generator.safetensors")
-    assert "never left the sites" in (tmp_path / "weights" / "README.md").read_text()
+    text = (tmp_path / "weights" / "README.md").read_text()
+    assert "never left the sites" in text
+    assert 'generator.load_state_dict(load_file("generator.safetensors"))' in text
+    settings = json.loads((tmp_path / "weights" / "config.json").read_text())["config"]
+    assert "outer" in settings and not {"out", "data", "model", "site"} & settings.keys()
 
 
 # Initial weights ---------------------------------------------------------------------------------

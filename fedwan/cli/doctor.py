@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 KEYS = ("link.congestion", "link.pace_mbit")
 LEAST_ROUNDS = 3
 """Before that most rules stay silent, whatever is wrong."""
+_OF_RUN = "RUN_DIR"
+"""The command for a run's folder, by a name that is no folder's: one may well be called `run`."""
 
 
 class _RunOrCommand(typer.core.TyperGroup):
@@ -41,7 +43,7 @@ class _RunOrCommand(typer.core.TyperGroup):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            args = ["run", *args]
+            args = [_OF_RUN, *args]
         return super().parse_args(ctx, args)
 
 
@@ -50,11 +52,11 @@ app = typer.Typer(
     help="Find what is wrong with a run, or holds its link back, and what would help.",
     cls=_RunOrCommand,
     no_args_is_help=True,
-    subcommand_metavar="RUN_DIR | link HOST:PORT",
+    subcommand_metavar=f"{_OF_RUN} | link HOST:PORT",
 )
 
 
-@app.command("run")
+@app.command(_OF_RUN)
 def run(
     run_dir: RunFolder,
     json_path: JsonPath = None,

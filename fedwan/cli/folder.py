@@ -10,6 +10,7 @@ from fedwan.config import COMMAND, MASKED, Config
 from fedwan.config_tree import leaves_of
 from fedwan.errors import ConfigError
 from fedwan.flower.processes import only_one
+from fedwan.names import nearest
 from fedwan.output.board import read_run
 from fedwan.output.journal import JOURNAL
 
@@ -74,6 +75,11 @@ def load_config(
         with only_one(out, "out"):  # one that is live is told before all else
             pass
     is_done = (out / "summary.json").exists()
+    if resume and not out.exists():
+        near = nearest(out.name, (each.name for each in out.parent.glob("*") if holds_run(each)))
+        raise ConfigError(
+            f"there is no run: out = {config.out!r} does not exist{near or '; leave --resume out'}"
+        )
     if resume and not holds_run(out):
         raise ConfigError(f"out = {config.out!r} holds no checkpoint yet; leave --resume out")
     if resume and is_done and given:

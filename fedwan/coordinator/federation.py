@@ -20,7 +20,7 @@ from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.records import Totals
 from fedwan.coordinator.snapshots import Snapshots
 from fedwan.coordinator.telling import Event, TellingLock
-from fedwan.errors import SessionLost
+from fedwan.errors import JOIN_FIRST, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.agreement import Agreement
 from fedwan.protocol.evaluation import Evaluation
@@ -101,14 +101,14 @@ class Federation:
     def rounds(self) -> CoordinatorRounds:
         """The rounds' state, once the run has begun."""
         if self._rounds is None:
-            raise SessionLost("the run has not begun; join first")
+            raise SessionLost(f"the run has not begun; {JOIN_FIRST}")
         return self._rounds
 
     @property
     def intake(self) -> Intake:
         """Contributions on their way in, once the run has begun."""
         if self._intake is None:
-            raise SessionLost("the run has not begun; join first")
+            raise SessionLost(f"the run has not begun; {JOIN_FIRST}")
         return self._intake
 
     def passed_s(self) -> float:

@@ -63,7 +63,8 @@ def newest_whole(folder: Path) -> tuple[Path, str]:
     except CheckpointError as error:
         with suppress(CheckpointError):
             check_tensors(previous)
-            return previous, f"{error}; the one before it takes its place"
+            cause = str(error).rpartition("; ")[0]  # what would mend it is done here
+            return previous, f"{cause}; the one before it takes its place"
         raise
     return newest, ""
 

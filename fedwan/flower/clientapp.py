@@ -128,7 +128,7 @@ def _silent_end(argv: list[str], code: int, has_joined: bool, site: SiteFile) ->
     done = "ended" if code == 0 else f"ended with status {code}"
     how = f"was killed (status {code})" if has_joined else f"{done} before it called fedwan.join"
     mend = "" if code else "; it has to train inside `with fedwan.join(...) as site`"
-    return f"{words!r} {how}; last words: {last_line(log)} (log {log}){mend}"
+    return f"{words!r} {how}; last words: {last_line(log, is_placed=True)} (log {log}){mend}"
 
 
 def _log_of(site: SiteFile) -> Path:

@@ -44,6 +44,8 @@ class Forwarder(Relay):
         self._said = ""
         """Why the door is away, if it is."""
         self._has_met = False
+        self.is_over = False
+        """Whether this site's run is done: that its coordinator goes away then is in order."""
         self._lost = ""
         self.refusal: UserError | None = None
         """Set once the two ends do not accept each other's certificates, or this one not the
@@ -59,7 +61,7 @@ class Forwarder(Relay):
         while True:
             answer = await super()._pass_on(path, body, headers)
             is_good = answer.status_code == 200
-            if is_good and (self._said or not self._has_met):
+            if is_good and (self._said or not self._has_met) and not self.is_over:
                 self._said, self._has_met = "", True
                 _log.info("front door %s answers", self._door)
             if answer.status_code == 401:
@@ -98,9 +100,12 @@ class Forwarder(Relay):
         if self.refusal is not None:
             return  # which ends the service
         cause = text_of(error) or "it cannot pass on calls now, its log says why"
-        if cause != self._said:  # said once, since coordinators come and go with their runs
-            self._said = cause
-            _log.warning("front door %s is away: %s; trying on", self._door, cause)
+        text, level = f"front door {self._door} is away: {cause}; trying on", logging.WARNING
+        if self.is_over:
+            text, level = "waits for the coordinator's next run", logging.INFO
+        if text != self._said:  # said once, since coordinators come and go with their runs
+            self._said = text
+            _log.log(level, "%s", text)
 
     def _refusal(self, error: BaseException | None) -> IdentityError | None:
         """The certificate problem behind an error, if that is what it is."""

@@ -23,6 +23,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 
@@ -30,7 +31,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from fedwan.config import host_and_port
-from fedwan.errors import ConfigError, FedwanError
+from fedwan.errors import ConfigError, FedwanError, last_own
 from fedwan.files import disk_full, no_room, on_disk
 
 _STARTER = Path(__file__).with_name("die_with_parent.py")
@@ -129,17 +130,28 @@ _FRAME = ("===", "---", "error_file:", "traceback :")
 """What torchrun puts around a process's exit code."""
 
 
-def last_line(log: Path) -> str:
-    """The last line of a log that says something, without colours; empty if there is none."""
+_PLACE = re.compile(r'  File "(.+)", line (\d+)')
+"""What a traceback says of a frame, or a SyntaxError of its place."""
+
+
+def last_line(log: Path, *, is_placed: bool = False) -> str:
+    """The last line of a log that says something, without colours; empty if there is none.
+
+    With where in the user's own files that was, if it ends a traceback.
+    """
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 8192))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    lines = [_ESCAPES.sub("", line).strip() for line in text.splitlines()]
-    told = [line for line in lines if line and not line.startswith(_FRAME)]
-    return told[-1] if told else ""
+    lines = [_ESCAPES.sub("", line).rstrip() for line in text.splitlines()]
+    told = [line for line in lines if line and not line.strip().startswith(_FRAME)]
+    if not told:
+        return ""
+    above = [*takewhile(lambda line: line.startswith(" "), reversed(told[:-1]))]
+    places = [(found[1], found[2]) for line in reversed(above) if (found := _PLACE.match(line))]
+    return told[-1].strip() + (last_own(places) if is_placed else "")
 
 
 def flower_environment(home: Path) -> dict[str, str]:

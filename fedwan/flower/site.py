@@ -102,11 +102,14 @@ class _Supervisor:
 
     def _tell(self, status: Status) -> None:
         """Log what is new of the run that this site takes part in."""
+        self._forwarder.is_over = status.outcome == "done"
         run = f"run {status.run}" if status.run else "a run that it has not joined"
         if status.outcome == "done":
             _log.info("%s is done", run)
         elif status.outcome == "stopped":
             _log.info("%s has stopped: %s", run, status.text)
+        elif status.is_behind:
+            _log.info("the coordinator was started again; joining %s anew", run)
         elif status.text:
             seen = "" if str(self._log) in status.text else f" (log {self._log})"
             _log.warning("%s: %s%s", run, status.text, seen)

@@ -130,6 +130,8 @@ def find_command(config: Config, site: SiteFile) -> tuple[list[str], str]:
             "the run trains a script of each site's own, and this site has none; add a line "
             "command: … to its SITE.yaml"
         )
+    if not Path(site.folder).is_dir():
+        raise ConfigError(f"folder = {site.folder!r} is no folder; give the one to start in")
     # Beside this Python first: torchrun and python are of the environment that has fedwan.
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     own = Path(site.folder) / words[0]

@@ -29,11 +29,13 @@ import psutil
 from fedwan import errors
 from fedwan.config import Config, to_json
 from fedwan.errors import (
+    JOIN_FIRST,
     STOPPED,
     CheckpointError,
     DiskFull,
     FedwanError,
     RunStopped,
+    SessionLost,
     SiteDrained,
     UserError,
 )
@@ -126,6 +128,11 @@ class Status:
     def is_out(self) -> bool:
         """Whether the run's operator had this site leave."""
         return self.error in ("SiteDrained", "SiteEjected")
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the coordinator was started again, and does not know this site yet."""
+        return self.error == SessionLost.__name__ and self.text.endswith(JOIN_FIRST)
 
     @property
     def is_killed(self) -> bool:
@@ -248,6 +255,7 @@ def reported(
         failure = error
         is_bug = isinstance(error, Exception) and not isinstance(error, FedwanError)
         is_asked = asked.is_set() or isinstance(error, SiteDrained) or STOPPED in str(error)
+        is_asked |= status.ended(error).is_behind
         level = logging.WARNING if isinstance(error, RunStopped) else logging.ERROR
         text = f"ended by {error!r}" if is_bug else error
         _log.log(logging.INFO if is_asked else level, "%s", text, exc_info=is_bug)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from fedwan.errors import FedwanError, PayloadError, SessionLost, SiteDrained, SiteEjected
+from fedwan.errors import JOIN_FIRST, FedwanError, PayloadError, SessionLost, SiteDrained, SiteEjected
 from fedwan.link import wire_pb2 as wire
 
 KEPT_SESSIONS = 64
@@ -125,7 +125,7 @@ class Registry:
         self.check(name)
         site = self.sites.get(name)
         if site is None or not site.session:
-            raise SessionLost(f"site {name!r} has not joined this run; join first")
+            raise SessionLost(f"site {name!r} has not joined this run; {JOIN_FIRST}")
         if session is not None and site.session != session:
             raise SessionLost(f"this session of {name} was replaced or never joined; join again")
         return site

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -39,7 +40,7 @@ class Alone:
         self.num_steps = script.num_steps
         self._script = script
         self._asked = 0
-        self._has_joined = False
+        self._has_joined = self._has_warned = False
         self._losses: dict[str, Tensor] = {}
         self._said_at, self._said_step = time.monotonic(), -1
 
@@ -74,7 +75,10 @@ class Alone:
 
     def log(self, **losses: Tensor | float) -> None:
         """Note scalars of this step; they are printed every ten seconds."""
-        self._losses |= scalars(losses)
+        found = scalars(losses)
+        self._losses |= found
+        # To ask a GPU is to wait for it: only where its values are printed.
+        self._warn({name: value for name, value in found.items() if not value.is_cuda})
 
     def after_step(self) -> None:
         """A step is complete."""
@@ -97,7 +101,19 @@ class Alone:
 
     def _say(self) -> None:
         self._said_at, self._said_step = time.monotonic(), self.step
+        self._warn(self._losses)
         self._print(self._losses)
+
+    def _warn(self, losses: Mapping[str, Tensor]) -> None:
+        """Say once what is not finite: the loop itself goes on as if nothing had happened."""
+        for name, value in losses.items():
+            if self._has_warned or math.isfinite(float(value)):
+                continue
+            self._has_warned = True
+            _tell(
+                f"warning: {name} is {float(value)} at step {self.step} of {self.num_steps}; "
+                "in a run the coordinator refuses weights that are not finite"
+            )
 
     def _print(self, values: Mapping[str, Any]) -> None:
         shown = ", ".join(

@@ -175,6 +175,17 @@ def test_killed_empty_and_damaged_runs_are_read_as_far_as_they_go(
     assert "lnik' holds no run (no config.yaml); give the folder" in err
 
 
+def test_a_folder_may_bear_the_name_of_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedwan: Command
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, given in (("run", "run"), ("link", "./link")):
+        Path(name).mkdir()
+        make_run(Path(name), rounds=2)
+        code, text, err = fedwan("doctor", given)
+        assert (code, err) == (0, "") and text.startswith(f"{name}: 2 rounds"), err
+
+
 def test_a_run_that_stopped_is_told_with_the_way_on(tmp_path: Path, fedwan: Command) -> None:
     folder, path = make_run(tmp_path), tmp_path / "metrics.jsonl"
     row = {"kind": "event", "t": 10.0, "event": "stopped", "site": None, "text": "the end"}

@@ -38,7 +38,7 @@ def test_help_names_every_command(fedwan: Command) -> None:
     ("words", "says"),
     [
         (("demo", "sites=0", "out=/nowhere/x"), "sites = 0 is out of range"),
-        (("run", "nope.yaml"), "config file 'nope.yaml' does not exist"),
+        (("run", "nope.yaml"), "config file 'nope.yaml' does not exist; give the path"),
         (("config", "--list", "h=50"), "--list has every key: h=50 changes nothing; leave it out"),
         (("train",), "No such command 'train'; see fedwan --help"),
         (("demo", "--fast"), "No such option"),

@@ -89,15 +89,20 @@ def test_runs_without_a_folder_are_numbered_and_the_latest_is_resumed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     default = Path("runs/demo")
+    with pytest.raises(ConfigError, match="no run: out = .*demo' does not exist; leave --resume"):
+        commands.demo(resume=True)
+    default.mkdir(parents=True)
     with pytest.raises(ConfigError, match="holds no checkpoint yet; leave --resume out"):
         commands.demo(resume=True)
-    (default / "checkpoint").mkdir(parents=True)  # what a failed start left is used again
+    (default / "checkpoint").mkdir()  # what a failed start left is used again
     (default / "checkpoint" / ".coordinator.safetensors.tmp").touch()
     assert choose_folder(default, ["h=3"], resume=False) == default
     for folder in (default, Path("runs/demo-2")):
         leave_checkpoint(folder)
         (folder / "config.yaml").touch()
     Path("runs/demo-3").mkdir()
+    with pytest.raises(ConfigError, match="nemo' does not exist; did you mean 'demo'"):
+        commands.launch(["out=runs/nemo"], resume=True)
     assert choose_folder(default, ["h=3"], resume=False) == Path("runs/demo-3")
     assert choose_folder(default, ["h=3"], resume=True) == Path("runs/demo-2")
     named = ["out=x", "outer.generator.lr=3", "out=here"]

@@ -123,7 +123,7 @@ def test_a_ticket_is_answered_with_how_it_ended_and_a_second_signal_cuts_nothing
 PREFACE = """
 import json, os, signal, sys, time
 from pathlib import Path
-from fedwan.errors import JoinRefused
+from fedwan.errors import ConfigError, JoinRefused
 from fedwan.site.assignment import Assignment, Outcome, tell_welcome
 
 joined = Assignment.given
@@ -206,6 +206,13 @@ def test_processes_meet_where_no_full_disk_can_tear_what_they_write(tmp_path: Pa
             JoinRefused,
             "^weights differ; use one seed$",
         ),
+        ("if joined", UserError, r"last words: SyntaxError: expected ':' \(train.py:8\) \(log /"),
+        (
+            "print('hello'); json.loads('{')",
+            UserError,
+            r"with status 1 before .* last words: json.*JSONDecodeError: .* \(train.py:8\) \(log /",
+        ),
+        ("raise ConfigError('no samples here')", ConfigError, "^no samples here$"),
         (
             "joined(); Outcome.leave(ZeroDivisionError('a\\nb'), 0); sys.exit(1)",
             UserError,
@@ -230,7 +237,7 @@ def test_how_a_script_ended_is_one_line(
     with pytest.raises(kind, match=text) as raised:
         run(tmp_path, body)
     told, log = str(raised.value), tmp_path / "state" / "logs" / "clientapp.log"
-    assert "\n" not in told and (f"log {log})" in told) == (kind is not JoinRefused)
+    assert "\n" not in told and (f"log {log})" in told) == (text[0] != "^")
 
 
 def test_a_script_that_fails_is_started_again_while_it_gets_further(
@@ -302,6 +309,12 @@ def test_what_a_site_s_owner_did_not_put_there_is_not_started(
     with pytest.raises(ConfigError, match=text) as raised:
         run(tmp_path, command=command, workload=workload)
     assert "\n" not in str(raised.value)
+
+
+def test_a_folder_that_is_not_there_is_told_before_what_would_be_in_it(tmp_path: Path) -> None:
+    site = SiteFile(command="python train.py", folder=str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="^folder = '.*nowhere' is no folder; give the one"):
+        find_command(Config(workload="command"), site)
 
 
 def test_of_modules_to_see_images_through_a_site_imports_those_that_its_owner_names() -> None:

@@ -282,6 +282,18 @@ def test_a_supernodes_call_waits_for_a_door_that_comes_later_and_no_other_leaves
     assert told == [f"{name} is away: Connection refused; trying on", f"{name} answers"]
 
 
+def test_a_door_that_closes_after_its_run_is_no_trouble(
+    identities: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fedwan")
+    with forwarding(identities / "s1", port := free_port()) as forwarder:
+        for forwarder.is_over in (True, True, False):
+            forwarder._trouble(PULL, OSError("hung up"))
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    away = f"front door 127.0.0.1:{port} is away: hung up; trying on"
+    assert told[-2:] == [("INFO", "waits for the coordinator's next run"), ("WARNING", away)]
+
+
 def test_a_door_that_is_the_data_plane_is_told_in_one_line(
     identities: Path, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedwan.errors import ConfigError, IdentityError, RunStopped
+from fedwan.errors import ConfigError, IdentityError, RunStopped, SessionLost
 from fedwan.flower.site import _Supervisor, serve_site
 from fedwan.flower.site_file import VARIABLE, SiteData, SiteFile, given_site, load_site
 from fedwan.flower.status import Status
@@ -91,6 +91,7 @@ def test_a_site_s_log_tells_of_the_run_how_its_script_failed_and_where_its_log_i
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     forwarder: Any = SimpleNamespace(refusal=None)
+    log = tmp_path / "logs" / "clientapp.log"
     caplog.set_level("INFO", "fedwan")
     with closing(_Supervisor(SiteFile("s1", dir=str(tmp_path)), forwarder)) as supervisor:
         supervisor._due_at = math.inf  # no SuperNode is started
@@ -98,13 +99,19 @@ def test_a_site_s_log_tells_of_the_run_how_its_script_failed_and_where_its_log_i
         joined = replace(begun, run="r1 (gan, diloco)")
         failed = replace(joined, text="at step 8: ValueError: no; it is started again")
         done = joined.ended(None)
-        for status in (begun, joined, joined, failed, done, joined.ended(RunStopped("too few"))):
+        lost = joined.ended(SessionLost("site 's1' has not joined this run; join first"))
+        other = joined.ended(SessionLost("this session of s1 was replaced; join again"))
+        stopped = joined.ended(RunStopped("too few"))
+        for status in (begun, joined, joined, failed, lost, other, done, stopped):
             status.write(tmp_path / "clientapp.json")
             supervisor.look()
+            assert forwarder.is_over == (status == done)
     lines = [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
     assert lines == [
         "INFO joined run r1 (gan, diloco)",
-        f"WARNING run r1 (gan, diloco): {failed.text} (log {tmp_path / 'logs' / 'clientapp.log'})",
+        f"WARNING run r1 (gan, diloco): {failed.text} (log {log})",
+        "INFO the coordinator was started again; joining run r1 (gan, diloco) anew",
+        f"WARNING run r1 (gan, diloco): {other.text} (log {log})",
         "INFO run r1 (gan, diloco) is done",
         "INFO run r1 (gan, diloco) has stopped: too few",
     ]

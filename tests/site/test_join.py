@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -347,6 +349,21 @@ def test_an_error_of_the_script_s_own_goes_to_the_hook_that_was_there(
     assert told == [error]
 
 
+@pytest.mark.parametrize(
+    ("body", "code", "told"),
+    [
+        ("raise ConfigError('no samples here')", 2, "fedwan: no samples here\n"),
+        ("sys.ps1 = '> '; raise ConfigError('no samples here')", 1, "Traceback"),
+        ("raise ValueError('its own')", 1, "Traceback"),
+    ],
+)
+def test_a_mistake_before_the_join_is_told_in_a_line(body: str, code: int, told: str) -> None:
+    argv = [sys.executable, "-c", f"import sys; from fedwan.errors import ConfigError; {body}"]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr[: len(told)]) == (code, told)
+    assert ended.stderr.count("\n") == 1 or told == "Traceback"
+
+
 class Odd:
     """Keeps what no checkpoint takes."""
 
@@ -542,6 +559,16 @@ def test_alone_each_step_is_said_once_and_the_last_one_always(
     loop(Trainer("sgd"), lambda _, site: site.log(loss=float(site.step)), steps=2)
     lines = ["step 1 of 2: loss 0", "step 2 of 2: loss 1"]
     assert capsys.readouterr().out.splitlines() == (lines[1:] if every_s else lines)
+
+
+def test_alone_the_first_value_that_is_not_finite_is_told_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    values = [0.5, math.inf, math.nan]
+    loop(Trainer("sgd"), lambda _, site: site.log(a=1.0, loss=values[site.step]), steps=3)
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("warning: loss is inf at step 1 of 3; in a run the coordinator refuses")
+    assert last == "step 3 of 3: a 1, loss nan"
 
 
 def test_alone_quality_is_measured_at_both_ends_and_an_early_end_is_told(
