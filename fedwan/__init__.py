@@ -2,14 +2,9 @@
 
 Sites take many local steps; a coordinator merges what changed, steps an outer optimiser, and sends
 the result back. Importing this package costs nothing: torch is loaded by the parts that compute.
-An error of fedwan's that nobody catches ends the process with one line from then on.
 """
 
-import sys
-from collections.abc import Callable
-from functools import partial
 from importlib import import_module
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,18 +29,3 @@ def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'fedwan' has no attribute {name!r}")
     return getattr(import_module(_PLACES[name]), name)
-
-
-def _end(
-    before: Callable[..., object],
-    kind: type[BaseException],
-    error: BaseException,
-    trace: TracebackType | None,
-) -> None:
-    """Of a script that has not come to `fedwan.join`: its data may be what is wrong."""
-    if issubclass(kind, import_module("fedwan.errors").FedwanError):
-        before = partial(import_module("fedwan.site.assignment").end, before)
-    before(kind, error, trace)
-
-
-sys.excepthook = partial(_end, sys.excepthook)

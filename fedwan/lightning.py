@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from fedwan.errors import UserError
 from fedwan.site.checkpoint import Stateful, load_random_state, random_state
-from fedwan.site.assignment import end_in_a_line
-from fedwan.site.joining import as_member, given_membership, join
+from fedwan.site.joining import as_member, end_in_a_line, given_membership, join
 from fedwan.site.site import Site
 from fedwan.workloads.base import NetworkKind
 

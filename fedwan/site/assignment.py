@@ -15,11 +15,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
@@ -201,29 +198,3 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
-
-
-def end_in_a_line() -> None:
-    """From here on an error of fedwan's tree ends this script with one line and its exit code.
-
-    Others go to the hook that was there.
-    """
-    if getattr(sys.excepthook, "func", None) is not end:
-        sys.excepthook = partial(end, sys.excepthook)
-
-
-def end(
-    before: Callable[..., object],
-    kind: type[BaseException],
-    error: BaseException,
-    trace: TracebackType | None,
-) -> None:
-    """An error that nobody has caught: one of fedwan's in a line, another by the hook `before`."""
-    Outcome.leave(error, 0)  # of an error outside of the loop nobody has left word
-    if not isinstance(error, FedwanError) or hasattr(sys, "ps1"):  # somebody types
-        before(kind, error, trace)
-        return
-    print(f"fedwan: {error}", file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(error.exit_code)

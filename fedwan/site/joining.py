@@ -11,16 +11,18 @@ import contextvars
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedwan.config import Config, from_json, site_names
-from fedwan.errors import ConfigError, UserError
+from fedwan.errors import ConfigError, FedwanError, UserError
 from fedwan.link.base import Link
 from fedwan.link.client import GrpcLink
 from fedwan.link.loopback import ShapedLink
@@ -29,7 +31,7 @@ from fedwan.memory import tune_allocator
 from fedwan.names import nearest
 from fedwan.rng import derive_seed, seed_all
 from fedwan.site.alone import Alone
-from fedwan.site.assignment import Assignment, Outcome, end_in_a_line, end_with
+from fedwan.site.assignment import Assignment, Outcome, end_with
 from fedwan.site.checkpoint import Stateful
 from fedwan.site.group import open_group
 from fedwan.site.script import Script
@@ -165,6 +167,31 @@ def as_member(member: Membership) -> Iterator[None]:
         yield
     finally:
         _membership.reset(token)
+
+
+def end_in_a_line() -> None:
+    """From here on an error of fedwan's tree ends this script with one line and its exit code.
+
+    Others go to the hook that was there.
+    """
+    if getattr(sys.excepthook, "func", None) is not _end:
+        sys.excepthook = partial(_end, sys.excepthook)
+
+
+def _end(
+    before: Callable[..., object],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    Outcome.leave(error, 0)  # of an error outside of the loop nobody has left word
+    if not isinstance(error, FedwanError) or hasattr(sys, "ps1"):  # somebody types
+        before(kind, error, trace)
+        return
+    print(f"fedwan: {error}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(error.exit_code)
 
 
 def choose_device(name: str) -> torch.device:

@@ -22,10 +22,10 @@ from fedwan.errors import UserError
 from fedwan.metrics.network import load_network
 from fedwan.models.experts import train_own
 from fedwan.rng import NamedGenerators, derive_seed, seed_all
-from fedwan.site.assignment import VARIABLE, end_in_a_line, meeting_folder
+from fedwan.site.assignment import VARIABLE, meeting_folder
 from fedwan.site.checkpoint import Stateful
 from fedwan.site.group import Group, open_group
-from fedwan.site.joining import given_membership
+from fedwan.site.joining import end_in_a_line, given_membership
 from fedwan.site.script import Script
 from fedwan.site.site import Membership, Site
 from fedwan.site.vitals import Vitals

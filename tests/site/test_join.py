@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -347,21 +346,6 @@ def test_an_error_of_the_script_s_own_goes_to_the_hook_that_was_there(
         loop(Trainer("sgd"), steps=1)
     sys.excepthook(ValueError, error := ValueError("its own"), None)
     assert told == [error]
-
-
-@pytest.mark.parametrize(
-    ("body", "code", "told"),
-    [
-        ("raise ConfigError('no samples here')", 2, "fedwan: no samples here\n"),
-        ("sys.ps1 = '> '; raise ConfigError('no samples here')", 1, "Traceback"),
-        ("raise ValueError('its own')", 1, "Traceback"),
-    ],
-)
-def test_a_mistake_before_the_join_is_told_in_a_line(body: str, code: int, told: str) -> None:
-    argv = [sys.executable, "-c", f"import sys; from fedwan.errors import ConfigError; {body}"]
-    ended = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr[: len(told)]) == (code, told)
-    assert ended.stderr.count("\n") == 1 or told == "Traceback"
 
 
 class Odd:
