@@ -393,5 +393,5 @@ def _read(
         before = path.with_suffix(".previous.safetensors")
         with suppress(CheckpointError):
             check_tensors(before)
-            mend = f"{before.name} beside it is whole: with --resume a run goes on from it, unless it is done"
+            mend = f"{before.name} beside it is whole: --resume of a run goes on from it"
         raise CheckpointError(f"checkpoint {path} cannot be read ({error}); {mend}") from None

@@ -260,7 +260,7 @@ def _open_up(folder: Path) -> None:
 def _readme(trained: Trained, missing: Mapping[str, Sequence[str]]) -> str:
     is_script = trained.config.workload == COMMAND
     lacking = trained.config.excluded if is_script else missing
-    unknown = [] if is_script else None
+    unknown: list[str] | None = [] if is_script else None
     loading = "\n".join(
         f'{name}.load_state_dict(load_file("{name}.safetensors")'
         f"{'' if lacking.get(name, unknown) == [] else ', strict=False'})"
@@ -268,7 +268,7 @@ def _readme(trained: Trained, missing: Mapping[str, Sequence[str]]) -> str:
     )
     left = ",\nand under `missing` what a file lacks, since it never left the sites."
     if is_script:  # its modules are not at hand
-        left = ".\nA tensor that a file lacks never left the sites; `strict=False` loads the others."
+        left = ".\nWhat a file lacks never left the sites; `strict=False` loads the rest."
     return (
         f"# Weights of {subject(trained.config)}, trained with fedwan {fedwan.__version__}\n\n"
         "One file per network, by the names of the module's `state_dict()`:\n\n"

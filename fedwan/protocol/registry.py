@@ -12,7 +12,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from fedwan.errors import JOIN_FIRST, FedwanError, PayloadError, SessionLost, SiteDrained, SiteEjected
+from fedwan.errors import (
+    JOIN_FIRST,
+    FedwanError,
+    PayloadError,
+    SessionLost,
+    SiteDrained,
+    SiteEjected,
+)
 from fedwan.link import wire_pb2 as wire
 
 KEPT_SESSIONS = 64
