@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path) -> None:
     before.write_bytes(whole[:50])
     refused(lambda: fedwan.load(run), CheckpointError, "; restore it from a copy, or start")
     before.write_bytes(whole)
-    says = f"; {before.name} beside it is whole: with --resume a run goes on from it"
+    says = f"; {before.name} beside it is whole: --resume of a run goes on from it"
     refused(lambda: fedwan.load(run), CheckpointError, says)
     assert newest_whole(path.parent)[1].endswith("); the one before it takes its place")
     path.unlink()

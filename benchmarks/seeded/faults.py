@@ -175,7 +175,7 @@ def join_elsewhere(world: World) -> None:
     if not world.sites[name].is_dead and (world.folder / name).exists():
         world.count("two machines of one site")
         world.invariants.forget()
-        other = f"{name} elsewhere"
+        other = f"{name} elsewhere {world.report.faults.total()}"
         shutil.copytree(world.folder / name, world.folder / other, dirs_exist_ok=True)
         world.join_twice(name, other)
 
