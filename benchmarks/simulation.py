@@ -24,10 +24,10 @@ from benchmarks.harness.table import Row
 from benchmarks.seeded.bugs import BUGS, planted
 from benchmarks.seeded.faults import KINDS, LOSSES, decide
 from benchmarks.seeded.scenarios import SCENARIOS, TURNS
-from benchmarks.seeded.world import FAULTS, Report, simulate_seed
+from benchmarks.seeded.world import BAD_BATCHES, BAD_KINDS, FAULTS, Report, simulate_seed
 from fedwan.errors import UserError
 
-NAMES = [kind.__name__ for kind in (*KINDS, decide, *LOSSES)]
+NAMES = [*(kind.__name__ for kind in (*KINDS, decide, *LOSSES)), BAD_BATCHES]
 """Of kinds of faults."""
 MOST_SEEDS = 1000
 """For which a planted bug is looked for."""
@@ -122,8 +122,9 @@ def shrink(seed: int) -> Row:
 
 def _find(bug: str) -> Row:
     torch.set_num_threads(1)
-    for name in SCENARIOS:
-        simulate_seed(0, name, faults=1)  # the undisturbed runs, before the bug is there
+    for name in SCENARIOS:  # the undisturbed runs, before the bug is there
+        for kind in range(BAD_KINDS + 1):
+            simulate_seed(kind * len(TURNS), name, faults=1)
     row = {"bug": bug, "seeds": None, "scenario": "", "violation": ""}
     with planted(bug):
         for seed in range(1, MOST_SEEDS + 1):

@@ -82,7 +82,9 @@ class ControlVariates(SiteHook):
         """By parameter, c."""
         self._starts = {name: local(replica.base[name]).clone() for name in pushed}
         """By parameter, g: the global weights that this site's steps began at."""
-        self.state = self.variates | add_prefix("start", self._starts)
+        self.state = (
+            self.variates | add_prefix("push", self.pushes) | add_prefix("start", self._starts)
+        )
         self._pairs = [
             ([live[name] for name in added], list(added.values()))
             for added in (self.variates, self.pushes)

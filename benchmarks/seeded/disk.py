@@ -91,7 +91,7 @@ class Disk:
             return
         self._rotted.add(name)  # once: two checkpoints are kept, and one may be lost
         self._world.count("bit flipped")
-        newest = list({path.name[0]: path for path in kept}.values())
+        newest = list({path.name.split("-")[0]: path for path in kept}.values())
         path = self._world.random.choice(newest)
         data = bytearray(path.read_bytes())
         at = self._world.random.randrange(8 * len(data))

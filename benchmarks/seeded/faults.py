@@ -27,8 +27,6 @@ MENDED = 0.7
 """Share of the paths on which nothing is lost any more after a burst."""
 LAST_S = 120.0
 """For which the last faults go on."""
-OVERFLOWS = 2
-"""Of a site; after three in a row it gives up."""
 DAY_S = 86400.0
 
 
@@ -196,14 +194,6 @@ def add_site(world: World) -> None:
         world.add_site()
 
 
-def overflow(world: World) -> None:
-    """A site's next step has no numbers, and what it sends is refused; twice at most, of each."""
-    name = world.random.choice(world.names)
-    if world.overflows[name] < OVERFLOWS:
-        world.overflowing.add(name)
-        world.invariants.forget()
-
-
 Kind = Callable[["World"], None]
 KINDS: tuple[Kind, ...] = (
     kill_site,
@@ -218,5 +208,5 @@ KINDS: tuple[Kind, ...] = (
     join_twice,
     set_clock,
 )
-LOSSES: tuple[Kind, ...] = (lose_folder, put_back, add_site, join_elsewhere, overflow)
+LOSSES: tuple[Kind, ...] = (lose_folder, put_back, add_site, join_elsewhere)
 """After which weights may be others than the undisturbed run's, but the same for all parties."""

@@ -215,14 +215,11 @@ class Invariants:
     def check_variates(self) -> None:
         """Sum to 0 over the sites, once all stand at a version at which none has begun.
 
-        But for what the updates' coding has lost since all began anew, which the next one pays. Not
-        looked at where a contribution was refused (docs/log.md).
+        But for what the updates' coding has lost since all began anew, which the next one pays.
         """
         world = self._world
         is_barrier = find(world.report.scenario).same_bits != "never"
         if not is_barrier or self.has_decided or len(world.names) != world.num_first:
-            return
-        if world.overflows:
             return
         for at, of in sorted(self._variates.items()):
             index, version = at

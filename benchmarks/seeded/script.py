@@ -6,11 +6,11 @@ data. A step that is lost, taken twice, or taken from other weights changes the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedwan.config import MASKED, Config
 from fedwan.site.group import Group
@@ -55,10 +55,15 @@ def networks_of(config: Config) -> dict[str, nn.Module]:
     return {name: _Network(160, seed, has_buffers=has_buffers) for seed, name in enumerate(KINDS)}
 
 
-def train(member: Membership, index: int, pause: Callable[[Site], None]) -> str:
+def train(
+    member: Membership,
+    index: int,
+    pause: Callable[[Site], None],
+    bad_places: Collection[int] = (),
+) -> str:
     """One site's part in a run; the hash of the weights that it ended with.
 
-    `pause` is what takes time in each step.
+    `pause` is what takes time in each step. At `bad_places` in its data gradients are no numbers.
     """
     networks = networks_of(member.config)
     optimizers = {
@@ -77,6 +82,8 @@ def train(member: Membership, index: int, pause: Callable[[Site], None]) -> str:
         for _ in site:
             for network in networks.values():
                 _set_gradients(network, index, data.place)
+                if data.place in bad_places:
+                    cast(Tensor, network.weight.grad).fill_(float("nan"))
             data.place += 1
             pause(site)
             site.reduce()

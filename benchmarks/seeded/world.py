@@ -68,6 +68,15 @@ LATE_S = 30.0
 MEMORY = Path("/dev/shm")
 
 
+BadBatches = tuple[tuple[str, int], ...]
+"""Sites, and places in their data at which gradients are no numbers: what they send is refused."""
+MOST_BAD = 2
+"""Sites with one; after three refusals in a row a run ends."""
+BAD_KINDS = 3
+BAD_BATCHES = "bad_batches"
+"""To leave them out."""
+
+
 @dataclass
 class Report:
     seed: int
@@ -98,7 +107,13 @@ class _Coordinator:
 
 
 class World:
-    def __init__(self, report: Report, undisturbed: Mapping[Versions, str], folder: Path) -> None:
+    def __init__(
+        self,
+        report: Report,
+        undisturbed: Mapping[Versions, str],
+        folder: Path,
+        bad_batches: BadBatches,
+    ) -> None:
         self.report = report
         seed, scenario = report.seed, report.scenario
         self.kernel = Kernel(seed, CALM_S)
@@ -121,10 +136,7 @@ class World:
         self.sites = {name: _dead(name) for name in self.names}
         self._seconds: list[Process] = []
         """Of sites whose first one lives."""
-        self.overflowing: set[str] = set()
-        """Sites whose next step has no numbers."""
-        self.overflows: Counter[str] = Counter()
-        """Of each site so far."""
+        self.bad_batches = bad_batches
         self.num_first = len(self.names)
         """Sites that the run begins with."""
         clocks = random.Random(f"{seed} {scenario} clocks")
@@ -289,13 +301,6 @@ class World:
 
         def pause(site: Site) -> None:
             self.invariants.on_step(site)
-            if name in self.overflowing:
-                self.overflowing.discard(name)
-                self.overflows[name] += 1
-                self.count("step without numbers")
-                for parameter in site._place.replica.inner.params.values():
-                    assert parameter.grad is not None
-                    parameter.grad.fill_(float("nan"))
             slower = STRAGGLES if name == self.straggler else 1
             self.kernel.park(slower * self.step_s * (0.5 + self.random.random()))
 
@@ -307,7 +312,8 @@ class World:
             partial(SeededLink, self, name, process),
             identity=self._identities.get(name),
         )
-        main = partial(script.train, member, self.names.index(name), pause)
+        bad_places = [place for of, place in self.bad_batches if of == name]
+        main = partial(script.train, member, self.names.index(name), pause, bad_places)
         outcome = self._live(process, main)
         if isinstance(outcome, str):
             self._ended[name] = outcome
@@ -382,9 +388,26 @@ def _identities(*names: str) -> Mapping[str, Identity]:
         return found | {"coordinator": Identity.load(Path(folder) / "coordinator", "coordinator")}
 
 
+def draw_bad_batches(seed: int, scenario: str) -> BadBatches:
+    """In a quarter of the seeds, of few kinds."""
+    kind = seed // len(TURNS) % (4 * BAD_KINDS)
+    drawn, config = random.Random(f"{kind} {scenario} bad batches"), configure(scenario)
+    names = site_names(config)
+    num = drawn.randint(1, min(MOST_BAD, len(names))) if kind < BAD_KINDS else 0
+    return tuple((name, drawn.randrange(config.steps)) for name in drawn.sample(names, num))
+
+
 @cache
-def _undisturbed(scenario: str) -> Report:
-    return simulate_seed(0, scenario, faults=0)
+def _undisturbed(scenario: str, bad_batches: BadBatches) -> Report:
+    return _simulate(Report(0, scenario), {}, bad_batches)
+
+
+def _simulate(
+    report: Report, undisturbed: Mapping[Versions, str], bad_batches: BadBatches
+) -> Report:
+    memory = MEMORY if MEMORY.exists() else None
+    with tempfile.TemporaryDirectory(prefix="seeded-", dir=memory) as folder:
+        return World(report, undisturbed, Path(folder), bad_batches).run()
 
 
 def simulate_seed(
@@ -394,8 +417,7 @@ def simulate_seed(
     scenario = scenario or TURNS[seed % len(TURNS)]
     scenario = draw(seed) if scenario == DRAWN else scenario
     report = Report(seed, scenario, num_faults=faults, without=without)
-    undisturbed = _undisturbed(scenario) if faults else Report(seed, scenario)
+    bad_batches = () if BAD_BATCHES in without else draw_bad_batches(seed, scenario)
+    undisturbed = _undisturbed(scenario, bad_batches)
     report.violations += undisturbed.violations
-    memory = MEMORY if MEMORY.exists() else None
-    with tempfile.TemporaryDirectory(prefix="seeded-", dir=memory) as folder:
-        return World(report, undisturbed.sha, Path(folder)).run()
+    return _simulate(report, undisturbed.sha, bad_batches)

@@ -388,11 +388,11 @@ class Servicer(Federation):
     def _update(self, site: str, request: wire.DownloadRequest) -> Delivery:
         """An update, after waiting up to `wait_s` for it."""
         deadline = time.monotonic() + min(MAX_WAIT_S, request.wait_s)
-        fragment = request.fragment
+        fragment, waits = request.fragment, request.wait_s > 0
         with self.changed:
             while True:
                 self.registry.check(site)
-                status, payload = self.rounds.answer(site, fragment, request.version)
+                status, payload = self.rounds.answer(site, fragment, request.version, waits=waits)
                 if payload is not None:
                     return self._ready(site, fragment, request.version, (), payload)
                 unmasking = self.masking.present if self.masking else None

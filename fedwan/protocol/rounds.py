@@ -378,14 +378,14 @@ class Rounds(Generic[C, U]):
     # What sites are told -------------------------------------------------------------------
 
     def answer(
-        self, site: str, fragment: int, version: int
+        self, site: str, fragment: int, version: int, *, waits: bool = True
     ) -> tuple[wire.DownloadHeader.Status, U | None]:
-        """What a site that asks for an update gets."""
+        """What a site that asks for an update gets; if it `waits`, its contribution is for it."""
         update = self.updates.get(fragment, version)
         if update is not None:
             return wire.DownloadHeader.READY, update
         if self.versions[fragment] >= version:
-            if self._merged[fragment].get(site, (0, 0))[1] == version:
+            if waits and self._merged[fragment].get(site, (0, 0))[1] == version:
                 self.begin_anew(fragment)  # it cannot learn from it any more
             return wire.DownloadHeader.SUPERSEDED, None
         return (wire.DownloadHeader.DONE if self.is_over else wire.DownloadHeader.NOT_YET), None

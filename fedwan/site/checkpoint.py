@@ -9,6 +9,9 @@ taken twice.
 Where sites go on stepping while bytes travel, a successor sends nothing again: it takes the global
 weights, and of its nearest checkpoint the rest. There the checkpoint is written beside the steps.
 
+Where a contribution was refused, and its site goes on from the same version with later data and
+fresh optimisers, what it goes on with is written as well (`SiteCheckpoints.save_start`).
+
 Where sites move their weights by updates, each fragment's global weights of its last two versions
 are kept as well, written beside the steps. So who comes back fetches at most the updates that it
 has missed.
@@ -54,7 +57,7 @@ from fedwan.state import (
 
 log = logging.getLogger(__name__)
 
-_SITE, _GLOBAL = "site", "global"
+_SITE, _START, _GLOBAL = "site", "start", "global"
 _GROUPS = "an optimiser's param_groups"
 
 
@@ -162,14 +165,17 @@ class SiteCheckpoints:
         self._keeping: dict[int, Future[None]] = {}  # by fragment
         self._copies: State = {}
         # What a killed predecessor left half-written, and files with other bytes.
-        for kind in (_SITE, f"{_GLOBAL}-*"):
+        for kind in (_SITE, _START, f"{_GLOBAL}-*"):
             sweep(folder, f"{kind}-????????{self._ending}")
-        for version in self._own_versions():
-            try:
-                check_tensors(self._path(version))
-            except CheckpointError as error:
-                log.warning("%s: goes on without it", error)
-                self._path(version).unlink()
+        for kind in (_SITE, _START):
+            for version in self._own_versions(kind):
+                try:
+                    check_tensors(self._path(version, kind))
+                except CheckpointError as error:
+                    log.warning("%s: goes on without it", error)
+                    self._path(version, kind).unlink()
+                    # Without its start a version is no place to take steps again from.
+                    self._path(version).unlink(missing_ok=True)
 
     def versions(self) -> list[int]:
         """Versions that all processes have whole checkpoints of, in order; collective."""
@@ -186,6 +192,10 @@ class SiteCheckpoints:
         if own[0]:
             self._group.lead(check)
         return sorted(set.intersection(*own))
+
+    def starts(self) -> set[int]:
+        """Versions that all processes have a start of, see `save_start`; collective."""
+        return set.intersection(*self._group.collect(self._own_versions(_START)))
 
     # Global weights ------------------------------------------------------------------------
 
@@ -243,6 +253,16 @@ class SiteCheckpoints:
         if version // self._every <= self._saved // self._every and version >= self._saved:
             return
         self._saved = version
+        self._take(_SITE, version, durable_version, ledger)
+
+    def save_start(self, version: int, durable_version: int, ledger: Ledger) -> None:
+        """Write what a site goes on with whose steps from a version were refused.
+
+        A successor that has lost what came of it takes the same steps again. Errors as for `save`.
+        """
+        self._take(_START, version, durable_version, ledger)
+
+    def _take(self, kind: str, version: int, durable_version: int, ledger: Ledger) -> None:
         self.settle()
         if not self._is_beside:  # who loses this checkpoint goes back to the weights before it
             for keeping in self._keeping.values():
@@ -274,11 +294,12 @@ class SiteCheckpoints:
         def write() -> None:
             queued()
             await_queue(self._replica.device)  # what was copied is here
-            write_tensors(self._path(version), moving | still, meta)
-            for old in self._own_versions():
-                # Later ones are of steps that were taken back when the coordinator resumed.
-                if old > version or old < min(version, durable_version):
-                    self._path(old).unlink(missing_ok=True)
+            write_tensors(self._path(version, kind), moving | still, meta)
+            # Later ones are of steps that were taken back when the coordinator resumed.
+            for of, latest in ((_SITE, version), (_START, version - (kind == _SITE))):
+                for old in self._own_versions(of):
+                    if old > latest or old < min(version, durable_version):
+                        self._path(old, of).unlink(missing_ok=True)
 
         if self._is_beside:
             self._writing = self._writer.submit(write)
@@ -324,13 +345,14 @@ class SiteCheckpoints:
                 tensors, _ = read_tensors(self._path(version), "model:")
                 self._replica.load_pieces(select_prefix("model", tensors), with_model=False)
 
-    def load(self, version: int, with_model: bool) -> Ledger:
+    def load(self, version: int, with_model: bool, is_start: bool) -> Ledger:
         """Restore everything as it stood when the steps to `version` were complete.
 
-        Without `with_model` the coordinator's weights stay in the networks.
+        Without `with_model` the coordinator's weights stay in the networks. With `is_start`, as
+        `save_start` has it.
         """
         began = time.monotonic()
-        tensors, meta = read_tensors(self._path(version))
+        tensors, meta = read_tensors(self._path(version, _START if is_start else _SITE))
         replica = self._replica
         replica.load_pieces(select_prefix("model", tensors), with_model=with_model)
         replica.load_optimizers(select_prefix("optimizer", tensors))

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
-from fedwan.errors import FedwanError, UserError
+from fedwan.errors import FedwanError, PayloadError, UserError
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
@@ -86,6 +86,11 @@ class _Flight:
     """If it came too late: what is owed on, unless it was merged and only the receipt was late."""
     update: Future[Delivery] | None = None
     """The answer to come, at rank 0."""
+
+
+def _rejection(text: str) -> wire.Receipt:
+    """As of what has arrived and cannot be used."""
+    return wire.Receipt(status=wire.Receipt.REJECTED, text=text)
 
 
 def _check_wanted(in_vain: threading.Event) -> None:
@@ -237,10 +242,19 @@ class Exchange:
         # What the encoder must add: nothing where the delta holds it.
         is_held = self._strategy.owes == "weights"
         residual = State() if is_held else self._residuals.of(fragment)
-        payload, owed = None, State()
+        payload, owed, refusal = None, State(), ""
         if self._group.rank == 0:
             up = place.seal(fragment, flight.header, flight.weights_sha256)
-            payload, owed = up.encode(taken, residual, fragment.layout)
+            try:
+                payload, owed = up.encode(taken, residual, fragment.layout)
+            except PayloadError as error:  # under masks nobody else could refuse it
+                refusal = str(error)
+
+        def send() -> wire.Receipt:
+            if refusal:
+                return _rejection(refusal)
+            return self._stub.send_contribution(payload, flight.header)
+
         if fragment.index == 0 and not has_gradients:
             ledger = self._residuals.ledger(flight.done, fragment, (residual, owed))
             place.save(version + 1, ledger)
@@ -248,7 +262,6 @@ class Exchange:
         if not place.is_behind:
             # Sealed before: the answer may be a question about its masks.
             flight.update = self._ask(flight.fragment, version + 1)
-            send = partial(self._stub.send_contribution, payload, flight.header)
             receipt = self._group.lead_long(send)
         self._settle(flight, receipt, residual, owed)
 
@@ -285,8 +298,13 @@ class Exchange:
             return owed
 
         encoding = self._encoder.submit(encode)
-        receipt = self._stub.send_contribution(growing, flight.header)
-        self._settle(flight, receipt, residual, encoding.result())
+        try:
+            receipt, owed = self._stub.send_contribution(growing, flight.header), encoding.result()
+        except FedwanError:
+            if not isinstance(error := encoding.exception(), PayloadError):
+                raise
+            receipt, owed = _rejection(str(error)), State()
+        self._settle(flight, receipt, residual, owed)
         self._buffers.take_back(flight.held)
         while not is_here(asked):
             _check_wanted(in_vain)

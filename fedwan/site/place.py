@@ -58,6 +58,8 @@ class Place:
         assert count == 1 or not self.keeps_pace, "at a pace of their own sites send all at once"
         self.is_exact = strategy.is_exact(count)
         """Whether a contribution can be sent again, bit for bit, by a successor of this process."""
+        self.can_repeat = strategy.repeats(count)
+        """Whether a successor that lacks the last checkpoint takes the steps to it again."""
         self.follows = not self.has_gradients and not self.keeps_pace
         """Whether updates, all of which it takes, lead from its global weights to the next ones."""
         self.is_behind = False
@@ -286,6 +288,9 @@ class Place:
             self.replica.load_optimizers(outer, is_whole=True)
         self._take_over(self.versions, None if is_refused else owed)
         self.renew(header, self.fragments)
+        if is_refused and self.can_repeat:
+            ledger = self.residuals.ledger(Work(0, 0))
+            self.checkpoints.save_start(self.versions[0], self.durable_version, ledger)
 
     def _take_over(self, versions: Sequence[int], ledger: Ledger | None) -> None:
         """Go on from these versions, with what a predecessor of this process left."""
@@ -306,12 +311,12 @@ class Place:
         replica, checkpoints, header = self.replica, self.checkpoints, wire.DownloadHeader()
         outer: State | None = None
         kept = checkpoints.versions()
+        starts = checkpoints.starts() if self.can_repeat else set[int]()
         newest = max(kept, default=0)
-        can_repeat = self.strategy.repeats(len(self.fragments))
 
         def is_behind(versions: Sequence[int]) -> bool:
             is_over = bool(versions) and self.reached(versions) >= self.num_steps
-            return can_repeat and not is_over and list(versions) == [newest + 1]
+            return self.can_repeat and not is_over and list(versions) == [newest + 1]
 
         self.is_behind = is_behind(versions)
         if self.is_behind and not newest:
@@ -331,12 +336,15 @@ class Place:
                 replica.adopt()
             return self._stand_before(header, version)
         usable = max((v for v in kept if v <= nearest), default=0)
+        is_start = usable in starts
         # Whether the predecessor's last contribution was merged before it saw the update. Nothing
         # is known of that where the coordinator is new, too.
-        is_missed = is_begun and self.is_exact and usable == version
+        is_missed = is_begun and self.is_exact and usable == version and not is_start
         is_known = header.merged_into and not self.is_behind  # else of the version that is merged
         is_missed &= not is_known or is_merged(header, version - 1, version)
-        found = checkpoints.load(usable, with_model=is_missed) if usable else None
+        found = None
+        if usable or is_start:
+            found = checkpoints.load(usable, is_missed or is_start, is_start)
         if found is not None and is_missed:
             # The hook learns from it: the local weights still are the predecessor's.
             (fragment,) = self.fragments
@@ -346,7 +354,8 @@ class Place:
         elif found is not None and usable == version:
             found = found._replace(owed=found.residual)  # it was not merged: nothing was paid
         # Where the update was made of its weights alone, what it left are the global ones.
-        if is_begun and not (is_missed and header.is_own):
+        has_all = (is_missed and header.is_own) or (is_start and usable == version)
+        if is_begun and not has_all:
             replica.adopt()
         self._take_over(self.versions, found)
         self.renew(header, self.fragments, usable)
@@ -391,7 +400,7 @@ class Place:
         self.renew(header, self.fragments, version + 1)
         self._take_over([version], None)
         log.info("sends its contribution to version %d again", version)
-        ledger = self.checkpoints.load(version + 1, with_model=True)
+        ledger = self.checkpoints.load(version + 1, with_model=True, is_start=False)
         self.residuals.settle(fragment, version, ledger.residual)
         self.marks[0] = self.meter.total.since(ledger.work)
         return (version + 1) * self.strategy.h, True

@@ -20,6 +20,7 @@ from fedwan.coordinator.model import GlobalModel
 from fedwan.errors import UserError
 from fedwan.protocol.updates import Updates
 from fedwan.site import place as place_module
+from fedwan.site.checkpoint import Ledger, SiteCheckpoints
 from fedwan.site.place import Place
 
 NUM_SEEDS = 300
@@ -92,6 +93,35 @@ def test_an_update_that_comes_out_between_join_and_the_first_download_leaves_no_
     monkeypatch.setattr(faults, "KINDS", (faults.rot, faults.kill_site))
     monkeypatch.setattr(faults, "MEAN_PAUSE_S", 10.0)
     assert not simulate_seed(seed, scenario, faults=20).violations
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scenario", "seed"), [("diloco", 41), ("masked", 32)])
+def test_the_steps_after_a_refusal_can_be_taken_again(
+    scenario: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a site that has lost its newest checkpoint, with the data and optimisers of then."""
+    load, found = SiteCheckpoints.load, []
+
+    def watched(kept: SiteCheckpoints, version: int, with_model: bool, is_start: bool) -> Ledger:
+        found.append(version in kept.starts() and version + 1 not in kept.versions())
+        return load(kept, version, with_model, is_start)
+
+    monkeypatch.setattr(SiteCheckpoints, "load", watched)
+    monkeypatch.setattr(faults, "KINDS", (faults.rot, faults.kill_site))
+    monkeypatch.setattr(faults, "MEAN_PAUSE_S", 10.0)
+    assert not simulate_seed(seed, scenario, faults=20).violations
+    assert any(found)
+
+
+@pytest.mark.slow
+def test_who_asks_for_a_past_update_without_waiting_for_it_has_all_begin_nothing_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All sites have it, one of them on a disk that rots, and one had its contribution refused."""
+    monkeypatch.setattr(faults, "KINDS", (faults.rot, faults.kill_site))
+    monkeypatch.setattr(faults, "MEAN_PAUSE_S", 10.0)
+    assert not simulate_seed(32, "scaffnew", faults=20).violations
 
 
 @pytest.mark.slow

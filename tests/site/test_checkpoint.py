@@ -54,7 +54,7 @@ def test_a_site_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
     first.checkpoints.settle()
 
     second = Site(tmp_path)
-    restored = second.checkpoints.load(2, with_model=True)
+    restored = second.checkpoints.load(2, with_model=True, is_start=False)
     assert torch.equal(torch.rand(3), torch_draw)
     second.train(4)
     assert same_bits(second.replica.live, first.replica.live)
@@ -65,7 +65,7 @@ def test_a_site_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
 
     third = Site(tmp_path)
     before = {name: value.clone() for name, value in third.replica.live.items()}
-    third.checkpoints.load(2, with_model=False)
+    third.checkpoints.load(2, with_model=False, is_start=False)
     assert same_bits(third.replica.live, before) and third.replica.inner.state()
 
 
@@ -82,6 +82,33 @@ def test_all_are_kept_from_the_one_that_the_coordinator_would_resume_from(
     assert site.checkpoints.versions() == [4, 5]
 
 
+def test_what_a_site_goes_on_with_after_a_refusal_is_kept_until_its_version_is_made_anew(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path)
+    site.train(1)
+    site.save(1)
+    site.train(1)
+    ledger = Ledger({}, {}, Work(0, 0), (1,))
+    site.checkpoints.save_start(1, 0, ledger)
+    draws = torch.rand(3)
+    site.save(2)
+    assert (site.checkpoints.versions(), site.checkpoints.starts()) == ([1, 2], {1})
+
+    second = Site(tmp_path)
+    assert second.checkpoints.load(1, with_model=True, is_start=True) == ledger
+    assert torch.equal(torch.rand(3), draws)
+    assert same_bits(second.replica.live, site.replica.live)
+    second.save(1)  # the coordinator resumed before it
+    assert (second.checkpoints.versions(), second.checkpoints.starts()) == ([1], set())
+
+    second.checkpoints.save_start(1, 0, ledger)
+    path = tmp_path / "start-00000001.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    third = Site(tmp_path)  # version 1 alone would be other data and optimisers
+    assert not third.checkpoints.versions() and not third.checkpoints.starts()
+
+
 def test_a_file_half_written_is_no_checkpoint(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.train(1)
@@ -92,7 +119,7 @@ def test_a_file_half_written_is_no_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "site-00000001.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(CheckpointError, match="site-00000001"):
-        site.checkpoints.load(1, with_model=True)
+        site.checkpoints.load(1, with_model=True, is_start=False)
 
 
 def test_global_weights_of_the_last_two_versions_are_kept_and_damaged_ones_are_none(
@@ -135,7 +162,7 @@ def test_what_stood_when_it_was_taken_is_written_and_the_next_save_waits_for_it(
     saving(10.0)
     site.checkpoints.close()
     assert site.checkpoints.versions() == [1, 2]
-    site.checkpoints.load(1, with_model=True)
+    site.checkpoints.load(1, with_model=True, is_start=False)
     assert same_bits(site.replica.live, taken)
 
 
