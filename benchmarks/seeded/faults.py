@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 MEAN_PAUSE_S = 1.0
 """Between two faults of a burst."""
 HURRY = 10
-"""How many times as fast faults come where the run is ahead of them."""
+"""For each fault that is due, how many times as fast the next one comes."""
+EARLY = 0.7
+"""All are due after this share of the updates."""
+LOOK_S = 0.1
+"""Until it is seen how many are due."""
 BURST = (4, 9)
 """Faults, at least and at most."""
 QUIET_S = 120.0
@@ -35,17 +39,21 @@ def cause_faults(world: World, report: Report) -> None:
     kinds = kinds_of(world, report.seed)
     left = world.random.randint(*BURST)
 
-    def is_late() -> bool:
-        """Whether the run may be over before."""
-        due = report.num_faults * (world.num_updates + 1) / world.num_expected
-        return report.faults.total() < due
+    def lag() -> float:
+        """Faults that are due by now, since the run may be over before the last."""
+        due = report.num_faults * (world.num_updates + 1) / (EARLY * world.num_expected)
+        return max(0.0, due - report.faults.total())
 
     while report.faults.total() < report.num_faults:
-        if not left and not is_late():
+        if not left and not lag():
             _await_update(world)
             left = world.random.randint(*BURST)
         left = max(0, left - 1)
-        world.kernel.park(world.random.expovariate((HURRY if is_late() else 1) / MEAN_PAUSE_S))
+        pause = world.random.expovariate(1.0 / MEAN_PAUSE_S)
+        while pause > 0:
+            speed = 1 + HURRY * lag()
+            world.kernel.park(min(LOOK_S, pause / speed))
+            pause -= LOOK_S * speed
         if world.is_complete:
             return
         kind = world.random.choice(kinds)

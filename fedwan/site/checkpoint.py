@@ -37,7 +37,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedwan.errors import CheckpointError, UserError
+from fedwan.errors import CheckpointError, SessionLost, UserError
 from fedwan.fragments import Fragment
 from fedwan.rng import lending
 from fedwan.site.background import await_queue, background_threads, queued_until_now
@@ -349,10 +349,12 @@ class SiteCheckpoints:
         """Restore everything as it stood when the steps to `version` were complete.
 
         Without `with_model` the coordinator's weights stay in the networks. With `is_start`, as
-        `save_start` has it.
+        `save_start` has it. A `SessionLost` if another process of this site has deleted it.
         """
-        began = time.monotonic()
-        tensors, meta = read_tensors(self._path(version, _START if is_start else _SITE))
+        began, path = time.monotonic(), self._path(version, _START if is_start else _SITE)
+        if not path.exists():
+            raise SessionLost(f"{path} is gone: another process of this site goes on in its folder")
+        tensors, meta = read_tensors(path)
         replica = self._replica
         replica.load_pieces(select_prefix("model", tensors), with_model=with_model)
         replica.load_optimizers(select_prefix("optimizer", tensors))
