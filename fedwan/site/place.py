@@ -308,35 +308,51 @@ class Place:
         are the coordinator's, the rest is of this site's nearest checkpoint. If that is of the
         version before, the steps of the last round are taken again.
         """
-        replica, checkpoints, header = self.replica, self.checkpoints, wire.DownloadHeader()
-        outer: State | None = None
-        kept = checkpoints.versions()
-        starts = checkpoints.starts() if self.can_repeat else set[int]()
-        newest = max(kept, default=0)
+        kept = self.checkpoints.versions()
+        header, outer = self._find_weights(versions, max(kept, default=0))
+        version, is_begun = self.versions[0], any(self.versions)
+        if self.is_exact and version + 1 in kept:
+            return self._stand_before(header, version)
+        # Deltas save before their contribution leaves.
+        usable = max((v for v in kept if v <= version + (not self.has_gradients)), default=0)
+        self._stand_at(header, version, usable)
+        if outer is not None:
+            self.replica.load_optimizers(outer, is_whole=True)
+        if is_begun:
+            log.info("goes on from version %d", version)
+            if version not in kept:
+                at = f"version {usable}" if usable else "the beginning"
+                log.warning("data order and optimisers go on from %s", at)
+        return run_step if self.keeps_pace else self.ahead(self.reached(self.versions)), False
+
+    def _find_weights(
+        self, versions: list[int], newest: int
+    ) -> tuple[wire.DownloadHeader, State | None]:
+        """Have the weights that this site goes on from; and the coordinator's optimisers, if any.
+
+        `newest` is the version of its newest checkpoint.
+        """
 
         def is_behind(versions: Sequence[int]) -> bool:
             is_over = bool(versions) and self.reached(versions) >= self.num_steps
             return self.can_repeat and not is_over and list(versions) == [newest + 1]
 
         self.is_behind = is_behind(versions)
-        if self.is_behind and not newest:
-            versions = [0]  # whose weights it holds
-        if is_begun := any(versions):
-            header = self._bring(versions, newest)
-            if not self.is_behind and is_behind(self.versions):  # the update came out since Join
-                self.is_behind = True
-                header = self._bring(self.versions, newest)
-            if self.is_mirrored:
-                outer, header = self._mirror(header)
-        version = self.versions[0]
-        # Deltas save before their contribution leaves.
-        nearest = version + (not self.has_gradients)
-        if self.is_exact and nearest in kept:
-            if is_begun:
-                replica.adopt()
-            return self._stand_before(header, version)
-        usable = max((v for v in kept if v <= nearest), default=0)
-        is_start = usable in starts
+        if not any(versions) or (self.is_behind and not newest):
+            return wire.DownloadHeader(), None  # those of version 0, which it holds
+        header = self._bring(versions, newest)
+        if not self.is_behind and is_behind(self.versions):  # the update came out since Join
+            self.is_behind = True
+            header = self._bring(self.versions, newest)
+        if self.is_mirrored:
+            outer, header = self._mirror(header)
+            return header, outer
+        return header, None
+
+    def _stand_at(self, header: wire.DownloadHeader, version: int, usable: int) -> None:
+        """Go on from a version, with the checkpoint of a usable one, 0 for none."""
+        replica, is_begun = self.replica, any(self.versions)
+        is_start = self.can_repeat and usable in self.checkpoints.starts()
         # Whether the predecessor's last contribution was merged before it saw the update. Nothing
         # is known of that where the coordinator is new, too.
         is_missed = is_begun and self.is_exact and usable == version and not is_start
@@ -344,7 +360,7 @@ class Place:
         is_missed &= not is_known or is_merged(header, version - 1, version)
         found = None
         if usable or is_start:
-            found = checkpoints.load(usable, is_missed or is_start, is_start)
+            found = self.checkpoints.load(usable, is_missed or is_start, is_start)
         if found is not None and is_missed:
             # The hook learns from it: the local weights still are the predecessor's.
             (fragment,) = self.fragments
@@ -359,14 +375,6 @@ class Place:
             replica.adopt()
         self._take_over(self.versions, found)
         self.renew(header, self.fragments, usable)
-        if outer is not None:
-            replica.load_optimizers(outer, is_whole=True)
-        if is_begun:
-            log.info("goes on from version %d", version)
-            if version not in kept:
-                at = f"version {usable}" if usable else "the beginning"
-                log.warning("data order and optimisers go on from %s", at)
-        return run_step if self.keeps_pace else self.ahead(self.reached(self.versions)), False
 
     def _bring(self, versions: Sequence[int], newest: int) -> wire.DownloadHeader:
         """Have the weights that this site goes on from."""
@@ -397,6 +405,8 @@ class Place:
     def _stand_before(self, header: wire.DownloadHeader, version: int) -> tuple[int, bool]:
         """Take over all that a predecessor had when its contribution to a version could leave."""
         (fragment,) = self.fragments
+        if version:
+            self.replica.adopt()
         self.renew(header, self.fragments, version + 1)
         self._take_over([version], None)
         log.info("sends its contribution to version %d again", version)
