@@ -3,7 +3,7 @@
 #   make demo [ARGS="workload=flow sites=2"]   the main job: a coordinator and 4 sites, here
 #   make install | clean                       .venv alone | without it and all caches
 #   make test | test-fast                      the whole suite | what takes a second at most
-#        [WORKERS=2] [ARGS=tests/link]         2 processes, or 0: here, one test after the other
+#        [WORKERS=3] [ARGS=tests/link]         3 processes, or 0: here, one test after the other
 #   make lint                                  ruff and mypy
 #   make bench [BENCH="timed check"]           most benchmarks, or some, quick; runs/bench/
 #   make bench-peers ARGS="--json out.json"    fedwan beside DDP, torchft and Flower, as root
@@ -15,7 +15,7 @@
 
 PYTHON ?= python3
 ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 # A file's tests share a worker, and what is dear to make; in order, so that the fleets begin early.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 VENV := .venv
