@@ -21,6 +21,8 @@ FIXED = frozenset(
     }
 )
 """Settings and sections that checkpoints are of: a run that goes on keeps them."""
+FIXED_MASKED = frozenset({"sites", "round.quorum"})
+"""Under masks also these: secrets are shared out among as many sites, for so many to open."""
 
 
 def holds_run(out: Path) -> bool:
@@ -99,11 +101,11 @@ def load_config(
             f"out = {config.out!r} holds a run already; "
             f"go on with it: {resuming(out)}, or choose another out="
         )
-    is_once = config.codec.up in MASKED or config.privacy.is_of("site")
+    is_once = config.codec.up in MASKED or config.privacy.epsilon > 0
     if from_version is not None and is_once:
         raise ConfigError(
-            f"--from-version={from_version}: no version is summed twice under masks or under "
-            "privacy of sites; begin a new run with init.NETWORK=FILE, which `fedwan export` writes"
+            f"--from-version={from_version}: no version is made twice under masks or under "
+            "privacy; begin a new run with init.NETWORK=FILE, which `fedwan export` writes"
         )
     return config
 
@@ -118,6 +120,7 @@ def _check_changes(asked: Config) -> None:
     board, _ = read_run(Path(asked.out))
     before, is_script = dict(leaves_of(board.config)), asked.workload == COMMAND
     fixed = FIXED | ({"steps"} if asked.privacy.epsilon else set())  # noise is made for so many
+    fixed |= FIXED_MASKED if asked.codec.up in MASKED else set()
     faults = [
         f"{key} = {value!r}, and the run in {asked.out!r} began with {before.get(key)!r}; leave it "
         "out, or begin a new run with init.NETWORK=FILE, which `fedwan export` writes"

@@ -6,6 +6,7 @@ A run's services work in a thread, the live table in the main one, which is wher
 from __future__ import annotations
 
 import shlex
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -255,13 +256,19 @@ def _run_and_watch(config: Config, services: RunServices, console: Console) -> N
         try:
             # Once it is to end, what happens on the way tells nothing: the error's line does.
             watch(out, config, lambda: thread.is_alive() and not stop.is_set(), console)
-            thread.join()
         except KeyboardInterrupt as interrupt:
             console.print("Ctrl-C: ending the services …")
             stop.set()
-            thread.join()
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one changes nothing
+            try:
+                thread.join()
+            finally:
+                signal.signal(signal.SIGINT, before)
             if not errors or isinstance(errors[0], RunStopped):
                 errors = [interrupt]
+        except (OSError, SystemExit):  # who looks has gone, or the disk of a log is full
+            pass
+        thread.join()
     if errors:
         if holds_run(out) and not isinstance(errors[0], ConfigError):  # nothing was run then
             typer.echo(f"go on with it: {resuming(out)}")

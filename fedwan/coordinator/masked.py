@@ -75,7 +75,8 @@ class MaskedMerger:
 
     def save(self, folder: Path, round_: Round[Contribution], run_id: str) -> None:
         """Write the sum, and what it is made of."""
-        path, previous = _files(folder, round_.fragment)
+        files = _files(folder, round_.fragment)
+        path = files[round_.version % len(files)]
         sums = {name: total.state() for name, total in self._sums.items()}
         meta = {
             "run_id": run_id,
@@ -85,7 +86,7 @@ class MaskedMerger:
             "merged": [_to_row(merge) for merge in round_.merged],
         }
         folder.mkdir(exist_ok=True)
-        write_tensors(path, {name: values for name, (values, _) in sums.items()}, meta, previous)
+        write_tensors(path, {name: values for name, (values, _) in sums.items()}, meta)
         self.is_saved = True
 
     def load(self, path: Path, basis: bytes) -> list[Merge[Contribution]]:
@@ -111,10 +112,9 @@ class MaskedMerger:
         return merged, following
 
 
-def _files(folder: Path, fragment: Fragment) -> tuple[Path, Path]:
-    """For its newest sum, and the one before: the newest checkpoint may give way to the other."""
-    index = fragment.index
-    return folder / f"{index}.safetensors", folder / f"{index}.previous.safetensors"
+def _files(folder: Path, fragment: Fragment) -> list[Path]:
+    """For its sums of two rounds, in turn: the newest checkpoint may give way to the other."""
+    return [folder / f"{fragment.index}-{at}.safetensors" for at in range(2 * fragment.times)]
 
 
 def saved_sums(

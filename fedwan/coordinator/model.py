@@ -130,6 +130,7 @@ class GlobalModel:
         """Payloads that are of the average itself."""
         self._hashes: dict[tuple[int, int], str] = {}  # by fragment and version, the last two
         self._lock = threading.Lock()
+        self._saved: list[int] = []  # versions of the newest checkpoint
         self.own = [""] * len(self.fragments)
         """By fragment, the site whose contribution its latest update is, bit for bit; or empty."""
         self.is_whole = True
@@ -292,7 +293,7 @@ class GlobalModel:
             return payload, tuple(self.versions)
 
     def save(self, folder: Path, meta: dict[str, Any]) -> None:
-        """Write a checkpoint atomically, and keep the one that it replaces."""
+        """Write a checkpoint atomically, and keep that of other versions before it."""
         tensors = (
             add_prefix("global", self.state)
             | add_prefix("ema", self.ema)
@@ -307,7 +308,9 @@ class GlobalModel:
             "versions": self.versions,
             "own": self.own,
         }
-        write_tensors(folder / CHECKPOINT, tensors, content, folder / PREVIOUS)
+        previous = folder / PREVIOUS if self.versions != self._saved else None
+        write_tensors(folder / CHECKPOINT, tensors, content, previous)
+        self._saved = list(self.versions)
 
     @classmethod
     def load(
@@ -333,6 +336,7 @@ class GlobalModel:
             model._server_step.load_state(select_prefix("outer", tensors))
             model._residual = select_prefix("residual", tensors)
             model.versions = [int(v) for v in meta["versions"]]
+            model._saved = list(model.versions)
             model.own = [str(site) for site in meta["own"]]
             if (num := len(model.versions)) != len(model.fragments):
                 raise ValueError(f"{num} fragments, where it cuts {len(model.fragments)}")

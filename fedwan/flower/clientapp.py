@@ -83,7 +83,7 @@ def train(ticket: Ticket, site: SiteFile, tell: Callable[[str, str], None]) -> N
         outcome, joined = read_outcome(path)
         version = newest_version(assignment.checkpoints)
         has_joined |= joined or version >= 0
-        if (outcome is None and code == 0 and joined) or (outcome and not outcome.error):
+        if outcome and not outcome.error:
             return
         if outcome and outcome.is_own:
             error = outcome.exception()
@@ -126,7 +126,8 @@ def _silent_end(argv: list[str], code: int, has_joined: bool, site: SiteFile) ->
     """Of processes that have not said how they ended."""
     log, words = _log_of(site), " ".join(argv)
     done = "ended" if code == 0 else f"ended with status {code}"
-    how = f"was killed (status {code})" if has_joined else f"{done} before it called fedwan.join"
+    how = f"was killed (status {code})" if code else "ended before the run did (status 0)"
+    how = how if has_joined else f"{done} before it called fedwan.join"
     mend = "" if code else "; it has to train inside `with fedwan.join(...) as site`"
     return f"{words!r} {how}; last words: {last_line(log, is_placed=True)} (log {log}){mend}"
 

@@ -200,6 +200,11 @@ def run_local(
     kept = _taken_back(out) if resume else nullcontext()
     with processes.serving(out, "out", "coordinator.log"), kept:
         if not resume or not all((out / "pki" / folder.name).exists() for folder in folders):
+            if keys := sorted((out / "pki" / "ca").glob("*.key")):  # no run's has one
+                raise ConfigError(
+                    f"out = {config.out!r} holds the key of an authority, {keys[0]}, which a run "
+                    "on one machine would delete; choose another out="
+                )
             shutil.rmtree(out / "pki", ignore_errors=True)
             pki.federation(out / "pki", [HOST], site_names(config))
         # Left in reverse: first the sites, which say goodbye through the door, then SuperLink.

@@ -124,7 +124,10 @@ def find_command(config: Config, site: SiteFile) -> tuple[list[str], str]:
             launcher += ["--rdzv-endpoint", str(meeting_folder(assignment_path(site)) / "torchrun")]
             launcher += ["--nproc-per-node", str(config.site.processes), "-m"]
         return [*launcher, "fedwan.site.recipe"], str(app_folders()[0])
-    words = [word.replace(SITE, site.site) for word in shlex.split(site.command)]
+    try:
+        words = [word.replace(SITE, site.site) for word in shlex.split(site.command)]
+    except ValueError as error:
+        raise ConfigError(f"command {site.command!r}: {error}; mend the quotes") from None
     if not words:
         raise ConfigError(
             "the run trains a script of each site's own, and this site has none; add a line "

@@ -150,11 +150,11 @@ class DataPlane:
                 return site, check(next(requests, False)), context
 
         def reply(requests: Iterator[Any], context: Any) -> Any:
-            with _errors_as_status(context):
+            with self._counted(context), _errors_as_status(context):
                 return call(*arguments(requests, context))
 
         def reply_stream(requests: Iterator[Any], context: Any) -> Iterator[Any]:
-            with _errors_as_status(context):
+            with self._counted(context), _errors_as_status(context):
                 yield from call(*arguments(requests, context))
 
         # Each as a stream, which is the same on the wire: a single message gRPC would wait for in
@@ -185,9 +185,15 @@ class DataPlane:
             self._hub.refuse(name, text)
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         self._calls[context] = name, certificate
-        if not context.add_callback(lambda: self._calls.pop(context, None)):
-            self._calls.pop(context, None)  # the call is over already
         return name
+
+    @contextmanager
+    def _counted(self, context: Any) -> Iterator[None]:
+        """A call has its thread until its handler ends, which may be after it was cancelled."""
+        try:
+            yield
+        finally:
+            self._calls.pop(context, None)
 
     def _watch_peers(self) -> None:
         """End the calls of who is no longer served: its next call is told why."""

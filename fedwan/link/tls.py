@@ -236,8 +236,18 @@ def _issuer_of(
             continue
         if issuer in authorities:
             return issuer
+        if not _may_sign(issuer):
+            continue
         return _issuer_of(issuer, [c for c in between if c != issuer], authorities)
     return None
+
+
+def _may_sign(certificate: x509.Certificate) -> bool:
+    """Whether it is an authority's; a signature alone does not tell."""
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        return False
 
 
 def _check_key(path: Path, key_pem: bytes, certificate: x509.Certificate) -> None:

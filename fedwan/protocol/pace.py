@@ -13,6 +13,8 @@ PAST_ROUNDS = 50
 """Rounds whose times a deadline is drawn from."""
 PACE_MEMORY = 0.5
 """Weight of the speeds before the latest one."""
+MOST_SPEED = 1e9
+"""Steps in a second; what is faster is not believed, and products of it could overflow."""
 
 
 def balanced_steps(speeds: Mapping[str, float], h: int, least: int) -> dict[str, int]:
@@ -50,7 +52,7 @@ class Paces:
         steps = work.steps if self._is_whole else work.step - before
         self._reached[site] = work.step
         speed = steps / work.compute_s if work.compute_s > 0 else 0.0
-        if math.isfinite(speed) and speed > 0:
+        if 0 < speed < MOST_SPEED:
             old = self._speeds.get(site, speed)
             self._speeds[site] = PACE_MEMORY * old + (1.0 - PACE_MEMORY) * speed
 

@@ -239,6 +239,7 @@ class Site:
                 self._exchange.finish()
                 self._checkpoints.settle()  # before the farewell: the last one may have failed
                 self._stay()
+                error = None
         except BaseException as failure:
             error = failure
             raise

@@ -222,7 +222,7 @@ def test_a_budget_of_privacy_and_what_its_noise_is_made_for_stay_as_they_are(
         with pytest.raises(ConfigError, match=rf"{key} = .*and the run in .* began with"):
             load_config(path, [word], resume=True)
     if unit == "site":
-        with pytest.raises(ConfigError, match="no version is summed twice .* privacy of sites"):
+        with pytest.raises(ConfigError, match="no version is made twice .* privacy"):
             load_config(path, [], resume=True, from_version=1)
 
 

@@ -32,7 +32,16 @@ from fedwan.output.report import write_report
 from fedwan.protocol.limits import Refusals, bound, shown
 from fedwan.site.site import Membership
 from fedwan.state import layout_from_json
-from tests.planes import Bench, Wires, eventually, header_of, payload_of, serving, stub_of
+from tests.planes import (
+    Bench,
+    Wires,
+    eventually,
+    header_of,
+    payload_of,
+    serving,
+    stub_of,
+    update_request,
+)
 from tests.support import (
     NET,
     TinyWorkload,
@@ -349,6 +358,27 @@ def test_equal_refusals_are_told_at_powers_of_ten_and_many_others_now_and_then()
     assert told == ["no"] + [f"no ({n} times in a row)" for n in (10, 100, 1000)]
     assert sum(bool(refusals.tell(f"no {n}", 1.0)) for n in range(1000)) == 7
     assert refusals.tell("again", 12.0) == "again (and 993 others since the last one)"
+
+
+@pytest.mark.slow
+def test_calls_that_were_cancelled_count_until_they_give_their_threads_back(
+    tmp_path: Path, identities: Path
+) -> None:
+    bench = Bench(tmp_path, sites=("s1", "s2"))
+    with ExitStack() as stack:
+        plane = stack.enter_context(serving(bench.hub, identities, num_sites=2))
+        honest = stack.enter_context(stub_of(plane.port, identities / "s2"))
+        greedy = stack.enter_context(stub_of(plane.port, identities / "s1"))
+        for site, stub in (("s1", greedy), ("s2", honest)):
+            assert not stub.Join(bench.hello(site), timeout=5).refusal
+        for _ in range(5):
+            other = stack.enter_context(stub_of(plane.port, identities / "s1"))
+            calls = [other.Download(update_request(wait_s=10.0)) for _ in range(30)]
+            eventually(lambda: len(plane._calls) >= 30)
+            for call in calls:
+                call.cancel()
+        assert len(plane._calls) <= 34
+        assert list(honest.Download(update_request(wait_s=0.0), timeout=5))
 
 
 @pytest.mark.slow

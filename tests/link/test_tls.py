@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedwan.errors import IdentityError
 from fedwan.link import admission as admission_module
 from fedwan.link import certificates, pki
 from fedwan.link.admission import Admission, Lapse
-from fedwan.link.tls import Identity, now
+from fedwan.link.tls import USAGE, Identity, now
 from tests.planes import Bench, dialling, let_lapse, serving
 
 
@@ -182,3 +184,24 @@ def test_a_company_s_authority_serves_with_certificates_between_it_and_its_root(
     (folder / "s1" / "ca.crt").write_bytes((foreign / "s1" / "ca.crt").read_bytes())
     with pytest.raises(IdentityError, match="foreign authority"):
         Identity.load(folder / "s1")
+
+
+@pytest.mark.parametrize("thief", ["coordinator", "s1"])
+def test_who_is_no_authority_vouches_for_nobody(thief: str, folders: Path) -> None:
+    """Its certificate behind one that it has signed makes it no intermediate."""
+    pem = (folders / thief / "identity.crt").read_bytes()
+    own = x509.load_pem_x509_certificate(pem)
+    key = serialization.load_pem_private_key((folders / thief / "identity.key").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    forger = certificates.new_key()
+    forged = (
+        x509.CertificateBuilder(own.subject, certificates.name_of("s2"), forger.public_key(), 7)
+        .not_valid_before(now() - timedelta(1))
+        .not_valid_after(now() + timedelta(1))
+        .add_extension(x509.ExtendedKeyUsage([USAGE["site"]]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    chain = forged.public_bytes(serialization.Encoding.PEM) + pem
+    signature = forger.sign(b"keys", ec.ECDSA(hashes.SHA256()))
+    with pytest.raises(IdentityError, match="of no authority that is trusted here"):
+        Identity.load(folders / "s1").verify("s2", chain, signature, b"keys")

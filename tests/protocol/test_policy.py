@@ -68,8 +68,8 @@ def test_the_fastest_takes_h_and_nobody_more_or_fewer_than_the_least(
 def test_speeds_come_from_contributions_and_settle() -> None:
     paces = Paces(20, 1)
     assert paces.steps("a") == 0
-    for work in (wire.Work(), wire.Work(steps=5), wire.Work(steps=5, compute_s=float("nan"))):
-        paces.note("a", work)
+    for seconds in (0.0, float("nan"), 5e-324, 1e-307):
+        paces.note("a", wire.Work(steps=5, compute_s=seconds))
         assert paces.steps("a") == 0, "no speed can be told from it"
     for _ in range(20):
         paces.note("a", wire.Work(steps=20, compute_s=1.0))
