@@ -27,7 +27,7 @@ from fedwan.protocol.unmasking import hash_of
 from fedwan.simulation import Absence
 from fedwan.site.masker import Masker
 from tests.planes import Bench, Wires, header_of, layout_of_size, payload_of
-from tests.support import NET, DyingLink, Stopped, run_tiny, tiny_config
+from tests.support import GAN, NET, DyingLink, Stopped, run_tiny, tiny_config
 
 
 def config_of(strategy: str = "diloco", **sections: Any) -> Config:
@@ -94,6 +94,27 @@ def test_a_sum_that_sites_have_been_asked_about_outlives_the_coordinator(
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(PayloadError, match="version 3 was summed over s1, s2, s3 before; another"):
         run_tiny(tmp_path / "c", config, resume=True)
+
+
+@pytest.mark.slow
+def test_all_sums_of_a_network_that_travels_more_often_outlive_the_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    networks = {"discriminator": {"h": 2}}
+    codec = {"up": "masked6"}
+    config = tiny_config("diloco", GAN, sites=3, h=8, steps=32, codec=codec, network=networks)
+    opening, opened = MaskedMerger.open, [0]
+
+    def open_or_die(self: MaskedMerger, *args: Any) -> Any:
+        opened[0] += 1
+        if opened[0] == 9:
+            raise ZeroDivisionError
+        return opening(self, *args)
+
+    monkeypatch.setattr(MaskedMerger, "open", open_or_die)
+    with pytest.raises(ZeroDivisionError):
+        run_tiny(tmp_path, config)
+    assert len(run_tiny(tmp_path, config, resume=True).hashes) == 1
 
 
 @pytest.mark.slow

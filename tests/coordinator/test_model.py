@@ -361,6 +361,10 @@ def test_a_run_goes_back_to_a_checkpoint_that_is_kept(tmp_path: Path) -> None:
     again = run_tiny(out, config, resume=True)
     assert again.hashes == {sha256}
     assert min(row["version"] for row in again.rounds()) == before[0] + 1
+    path = out / "checkpoint" / PREVIOUS  # the same version twice is no second one to go back to
+    (kept, meta) = read_tensors_meta(path)["versions"], read_tensors_meta(path)
+    again.result.model.save(out / "checkpoint", meta)
+    assert read_tensors_meta(path)["versions"] == kept != again.result.model.versions
 
 
 def test_a_run_goes_back_to_before_a_site_lied_and_ends_as_if_it_had_been_put_out_then(

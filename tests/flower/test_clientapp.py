@@ -201,6 +201,7 @@ def test_processes_meet_where_no_full_disk_can_tear_what_they_write(tmp_path: Pa
         ),
         ("sys.exit('no GPU')", UserError, "ended with status 1 before .* last words: no GPU"),
         ("joined(); os.kill(os.getpid(), signal.SIGKILL)", FedwanError, "was killed .status -9"),
+        ("joined()", FedwanError, "ended before the run did .status 0.*; it has to train inside"),
         (
             "joined(); Outcome.leave(JoinRefused('weights differ; use one seed'), 0); sys.exit(2)",
             JoinRefused,
@@ -299,6 +300,7 @@ def test_a_script_that_is_killed_is_started_again_while_it_leaves_newer_checkpoi
             "command",
             "command 'python nothere.py': there is no 'nothere.py' in",
         ),
+        ("python x.py don't", "command", "command .*: No closing quotation; mend the quotes"),
         ("", "gan", "workload = 'gan' is not among the recipes that this site allows .flow."),
     ],
 )

@@ -25,7 +25,7 @@ from fedwan.config import Config, to_json
 from fedwan.errors import CheckpointError, ConfigError, IdentityError
 from fedwan.flower import coordinator
 from fedwan.flower.control import Control
-from fedwan.flower.coordinator import serve_coordinator
+from fedwan.flower.coordinator import run_local, serve_coordinator
 from fedwan.flower.processes import flower_environment, listen, only_one
 from fedwan.flower.site_file import SiteFile, load_site
 from fedwan.flower.status import serverapp_files
@@ -49,7 +49,7 @@ COORDINATOR = """
 import sys, threading
 from pathlib import Path
 from fedwan.config import from_json
-from fedwan.flower.coordinator import serve_coordinator
+from fedwan.flower.coordinator import run_local, serve_coordinator
 from fedwan.flower.processes import stop_on_sigterm
 
 path, identity, resume = sys.argv[1:]
@@ -242,3 +242,12 @@ def test_a_run_that_goes_on_keeps_the_command_that_it_began_with(
             site = load_site(path)
             found.append((site.command, Path(site.folder).name))
     assert found == [("python train.py", "a"), ("python train.py", "a"), ("python new.py", "c")]
+
+
+def test_a_run_on_one_machine_deletes_no_federation_s_authority(tmp_path: Path) -> None:
+    key = tmp_path / "pki" / "ca" / "7f.key"
+    key.parent.mkdir(parents=True)
+    key.touch()
+    with pytest.raises(ConfigError, match="holds the key of an authority, .*7f.key, which a run"):
+        run_local(load_run(None, [f"out={tmp_path}"]), stop=threading.Event())
+    assert key.exists()
