@@ -98,12 +98,14 @@ def write_atomically(
     previous: Path | None = None,
     mode: int = 0o644,
     num_bytes: int = 0,
+    check: Callable[[], object] | None = None,
 ) -> None:
     """Have a file written beside `path`, sync it, and rename it over `path`; makes the folder.
 
     It has its mode, less the umask, from the moment that it exists, and is on disk under its name
     when this returns. What was there is kept as `previous`, if given; `path` itself is never
-    missing meanwhile. A `DiskFull` tells that `num_bytes` are needed, if they are known.
+    missing meanwhile. A `DiskFull` tells that `num_bytes` are needed, if they are known. `check` is
+    called last before the renaming, and may raise to prevent it.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with on_disk(path.parent, num_bytes):
@@ -115,6 +117,8 @@ def write_atomically(
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
+            if check is not None:
+                check()
             if previous is not None and path.exists():
                 link = previous.with_name(f".{previous.name}.{os.getpid()}.tmp")
                 link.unlink(missing_ok=True)

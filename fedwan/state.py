@@ -283,12 +283,16 @@ def tensor_bytes(value: Tensor) -> memoryview:
 
 
 def write_tensors(
-    path: Path, state: Mapping[str, Tensor], meta: Mapping[str, Any], previous: Path | None = None
+    path: Path,
+    state: Mapping[str, Tensor],
+    meta: Mapping[str, Any],
+    previous: Path | None = None,
+    check: Callable[[], object] | None = None,
 ) -> None:
     """Write a state and a JSON-ready `meta` to one safetensors file, atomically.
 
     Each tensor has a checksum, and so has all that is said about them. What the file replaces is
-    kept as `previous`, if given. Costs one host copy of the largest tensor; safetensors' own wants
+    kept as `previous`, if given; `check` may raise to leave it there after all. Costs one host copy of the largest tensor; safetensors' own wants
     all at once.
     """
     in_order = sorted(state, key=lambda name: (-state[name].element_size(), name))  # aligned
@@ -311,7 +315,7 @@ def write_tensors(
         file.seek(0)
         file.write(_header(rows, said, checksums))
 
-    write_atomically(path, write, previous, num_bytes=end)
+    write_atomically(path, write, previous, num_bytes=end, check=check)
 
 
 _NO_CHECKSUM = "0" * 16

@@ -17,6 +17,8 @@ are kept as well, written beside the steps. So who comes back fetches at most th
 has missed.
 
 Each process of a site writes its own file, with its own pieces; a version counts once all have one.
+Who joins claims the folder: a process that another one has replaced, and that does not know it yet,
+writes and deletes no checkpoint there any more.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ import torch
 from torch import Tensor
 
 from fedwan.errors import CheckpointError, SessionLost, UserError
+from fedwan.files import replace_text
 from fedwan.fragments import Fragment
 from fedwan.rng import lending
 from fedwan.site.background import await_queue, background_threads, queued_until_now
@@ -154,11 +157,13 @@ class SiteCheckpoints:
         self._folder = folder
         self._every = every
         self._saved = 0
+        self._session = ""
         self._group = group = replica.group
         self._replica = replica
         self._hook_state = hook_state
         self._state = state
         self._ending = ".safetensors" if group.rank == 0 else f".rank{group.rank}.safetensors"
+        self._claim = folder / f"session{group.rank or ''}"
         self._is_beside = is_beside
         self._writer = background_threads(1, "checkpoint", replica.device)
         self._writing: Future[None] | None = None
@@ -196,6 +201,17 @@ class SiteCheckpoints:
     def starts(self) -> set[int]:
         """Versions that all processes have a start of, see `save_start`; collective."""
         return set.intersection(*self._group.collect(self._own_versions(_START)))
+
+    def claim(self, session: str) -> None:
+        """From here on no other process of this site saves in this folder; collective."""
+        self._session = self._group.lead(lambda: session)
+        replace_text(self._claim, self._session)
+
+    def _check_claim(self) -> None:
+        if self._session and self._claim.read_text() != self._session:
+            raise SessionLost(
+                f"another process of this site goes on in {self._folder} in place of this one"
+            )
 
     # Global weights ------------------------------------------------------------------------
 
@@ -248,7 +264,8 @@ class SiteCheckpoints:
         """Write the checkpoint that completed steps lead to, if one is due by `every`.
 
         Those before `durable_version`, which the coordinator would resume from, are dropped. An
-        `OSError` if it cannot be written, or the one before could not, beside the steps.
+        `OSError` if it cannot be written, or the one before could not, beside the steps; a
+        `SessionLost` if another process of this site has claimed the folder.
         """
         if version // self._every <= self._saved // self._every and version >= self._saved:
             return
@@ -294,7 +311,8 @@ class SiteCheckpoints:
         def write() -> None:
             queued()
             await_queue(self._replica.device)  # what was copied is here
-            write_tensors(self._path(version, kind), moving | still, meta)
+            path = self._path(version, kind)
+            write_tensors(path, moving | still, meta, check=self._check_claim)
             # Later ones are of steps that were taken back when the coordinator resumed.
             for of, latest in ((_SITE, version), (_START, version - (kind == _SITE))):
                 for old in self._own_versions(of):
@@ -316,13 +334,14 @@ class SiteCheckpoints:
         return {name: self._copies[name] for name in moving}
 
     def settle(self) -> None:
-        """Wait until nothing is being written; an `OSError` if what was could not be."""
+        """Wait until nothing is being written. Errors as for `save`."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
     def drop(self, version: int) -> None:
-        """What led to this version was refused: nobody shall send it again."""
+        """What led to this version was refused: nobody shall send it again. Errors as for `save`."""
+        self._check_claim()
         self._saved = min(self._saved, version - 1)
         if (writing := self._writing) is not None:
             wait([writing])  # whether it could be written is told to who saves next

@@ -275,6 +275,7 @@ class Site:
             error=self._member.error,
             card=self._masker.card() if self._masker else None,
         )
+        self._checkpoints.claim(hello.session)
         said, (pause_s, most_s) = "", ASK_AGAIN_S
         while (welcome := self._group.lead_long(lambda: self._stub.link.join(hello))).is_waiting:
             if welcome.text != said:

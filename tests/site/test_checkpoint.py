@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedwan.errors import CheckpointError
+from fedwan.errors import CheckpointError, SessionLost
 from fedwan.fragments import whole
 from fedwan.rng import NamedGenerators
 from fedwan.site import checkpoint
@@ -80,6 +80,25 @@ def test_all_are_kept_from_the_one_that_the_coordinator_would_resume_from(
     site.save(7, 4)
     site.save(5, 4)  # the coordinator resumed at 4: what came later was taken back
     assert site.checkpoints.versions() == [4, 5]
+
+
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_who_has_been_replaced_writes_and_deletes_nothing_in_the_other_s_folder(
+    is_beside: bool, tmp_path: Path
+) -> None:
+    first = Site(tmp_path, is_beside=is_beside)
+    first.checkpoints.claim("first")
+    first.save(1)
+    first.checkpoints.settle()
+    second = Site(tmp_path)
+    second.checkpoints.claim("second")
+    second.save(2)
+    kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for act in (lambda: first.save(2), lambda: first.save(3), lambda: first.checkpoints.drop(2)):
+        with pytest.raises(SessionLost, match="another process of this site goes on in"):
+            act()
+            first.checkpoints.settle()
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == kept
 
 
 def test_what_a_site_goes_on_with_after_a_refusal_is_kept_until_its_version_is_made_anew(
