@@ -11,9 +11,10 @@ accountant (Renyi differential privacy, Mironov et al. 2019, 1908.10530) finds a
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -59,13 +60,24 @@ class Spending:
                 f"privacy.epsilon = {budget.epsilon} at privacy.delta = {budget.delta}: no noise "
                 "is enough by the accountant's bounds; set a larger epsilon"
             ) from None
-        one = {"q": rate, "noise_multiplier": self.noise, "steps": 1}
-        self._spent = analysis.compute_rdp(**one, orders=orders)
+        self._spent = cache(partial(analysis.compute_rdp, q=rate, steps=1, orders=orders))
         self._bound = partial(analysis.get_privacy_spent, orders=orders, delta=budget.delta)
 
+    def taken(self) -> Mapping[int, int]:
+        """By the number of times that noise was made for a step, how many steps."""
+        return {1: self.steps}
+
     def epsilon(self) -> float:
-        """What was spent in the steps so far, at `privacy.delta`; a bound from above."""
-        return float(self._bound(rdp=self._spent * self.steps)[0]) if self.steps else 0.0
+        """What was spent in the steps so far, at `privacy.delta`; a bound from above.
+
+        A step that was taken k times, of the same units, is one whose noise is less by √k.
+        """
+        rdp = sum(
+            num_steps * self._spent(noise_multiplier=self.noise / math.sqrt(times))
+            for times, num_steps in self.taken().items()
+            if num_steps
+        )
+        return float(self._bound(rdp=rdp)[0]) if np.any(rdp) else 0.0
 
     def generator(self, *parts: object) -> np.random.Generator:
         """Draws by the secret and by what tells them from others."""

@@ -292,8 +292,8 @@ def write_tensors(
     """Write a state and a JSON-ready `meta` to one safetensors file, atomically.
 
     Each tensor has a checksum, and so has all that is said about them. What the file replaces is
-    kept as `previous`, if given; `check` may raise to leave it there after all. Costs one host copy of the largest tensor; safetensors' own wants
-    all at once.
+    kept as `previous`, if given; `check` may raise to leave it there after all. Costs one host copy
+    of the largest tensor; safetensors' own wants all at once.
     """
     in_order = sorted(state, key=lambda name: (-state[name].element_size(), name))  # aligned
     rows: dict[str, Any] = {}

@@ -237,7 +237,8 @@ class Loader:
         self._is_seeded, self._batch_size = generator is not None, batch_size
         self._generator = generator = generator or torch.Generator()
         self._device, self._told, self._flip = device, told, flip
-        self._taken = 0
+        self.taken = 0
+        """Batches so far."""
         self._order: _Order | None = None
         if isinstance(dataset, InMemory):
             # As it is: pinned memory, once taken, is torch's to keep.
@@ -271,7 +272,7 @@ class Loader:
         batch = self._next()
         if self._order is not None:
             self._state = self._order.taken()
-        self._taken += 1
+        self.taken += 1
         batch = tell(_to_device(batch, self._device), self._told)
         return self._mirrored(batch) if self._flip else batch
 
@@ -303,7 +304,7 @@ class Loader:
 
     def _mirrored(self, batch: Any) -> Any:
         x = batch["x"] if isinstance(batch, dict) else batch.x
-        seed = derive_seed(self._generator.initial_seed(), "flip", self._taken)
+        seed = derive_seed(self._generator.initial_seed(), "flip", self.taken)
         generator = torch.Generator().manual_seed(seed)
         draws = torch.rand(len(x), generator=generator, dtype=torch.float32, device="cpu")
         chosen = (draws < 0.5).to(x.device).view(-1, *(1,) * (x.dim() - 1))
@@ -318,7 +319,7 @@ class Loader:
         torch.save(self._loader.state_dict(), written)
         return {
             "stream": torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8),
-            "taken": torch.tensor(self._taken, device="cpu"),
+            "taken": torch.tensor(self.taken, device="cpu"),
             "workers": torch.tensor(self._workers, device="cpu"),
             "generator": self._generator.get_state(),
         }
@@ -339,7 +340,7 @@ class Loader:
             written = io.BytesIO(state["stream"].numpy().tobytes())
             self._loader.load_state_dict(torch.load(written, weights_only=True))
             self._generator.set_state(state["generator"])
-        self._taken = int(state["taken"])
+        self.taken = int(state["taken"])
 
     def close(self) -> None:
         """End the workers; no batch can be taken afterwards."""

@@ -340,7 +340,10 @@ class SiteCheckpoints:
             writing.result()
 
     def drop(self, version: int) -> None:
-        """What led to this version was refused: nobody shall send it again. Errors as for `save`."""
+        """What led to this version was refused: nobody shall send it again.
+
+        Errors as for `save`.
+        """
         self._check_claim()
         self._saved = min(self._saved, version - 1)
         if (writing := self._writing) is not None:

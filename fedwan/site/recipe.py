@@ -69,7 +69,9 @@ def train(
     """Take a workload's steps on a shard to the end of the run."""
     config, name = member.config, member.name
     rank = group.rank
-    privacy = Privacy(config, shard.num_samples) if config.privacy.is_of("sample") else None
+    privacy = None
+    if config.privacy.is_of("sample"):
+        privacy = Privacy(config, shard.num_samples, member.folder)
     seed = config.seed if privacy is None else privacy.seed()
     seed_all(derive_seed(seed, name, *([rank] if rank else []), "torch"))
     rng = NamedGenerators(seed, f"{name}/{rank}" if rank else name)
@@ -95,7 +97,7 @@ def train(
     if scaler := getattr(workload, "scaler", None):
         state["scaler"] = scaler
     if privacy is not None:
-        state["privacy"], workload.privacy = privacy, privacy
+        workload.privacy = privacy
     script = Script(
         networks=workload.networks,
         optimizers=workload.optimizers,
@@ -111,7 +113,7 @@ def train(
         with site:
             for step in site:
                 if privacy is not None and step % h == 0:
-                    privacy.begin_round(step, h, site.replica.global_sha256())
+                    privacy.begin_round(step, h, site.replica.global_sha256(), loader.taken)
                 set_rates(workload.optimizers, config.inner, step, config.steps)
                 batch = next(loader)
                 site.log(**workload.step(batch, rng, site.reduce))

@@ -10,7 +10,10 @@ outputs are each of one sample alone: no batch norm.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,20 +23,22 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedwan.config import Config
-from fedwan.errors import ConfigError
+from fedwan.errors import CheckpointError, ConfigError
+from fedwan.files import replace_bytes
 from fedwan.privacy import EPSILON, Spending
 from fedwan.workloads.base import Batch
 
 
 class Privacy(Spending):
-    """One site's noise, and what it has spent of its budget; goes into the site's checkpoint.
+    """One site's noise, and what it has spent of its budget: a file in its folder of the run.
 
     All draws follow from the secret, which stays at the site, and from where the run stands:
     whoever repeats steps from the same weights repeats their bits, which tell nothing new, and from
-    other weights nobody sees the same noise again.
+    other weights or on other data nobody sees the same noise again. Such steps count once more,
+    also where the site's checkpoint and the coordinator have gone back to before them.
     """
 
-    def __init__(self, config: Config, num_samples: int) -> None:
+    def __init__(self, config: Config, num_samples: int, folder: Path) -> None:
         if not num_samples:
             raise ConfigError(
                 f"privacy.epsilon = {config.privacy.epsilon} needs samples by number, and this "
@@ -42,8 +47,25 @@ class Privacy(Spending):
             )
         batch = config.data.batch
         self._rate, self._batch, self._num_samples = batch / num_samples, batch, num_samples
-        self._weights = ""
         super().__init__(config.privacy, num_samples, "samples", self._rate, config.steps)
+        self._path = folder / "privacy.json"
+        self._start, self._h, self._num_steps = "", 0, config.steps
+        self._rounds: dict[str, list[str]] = {}
+        """By the first step of a round, the weights and places in the data that it began at."""
+        if self._path.exists():
+            try:
+                kept = json.loads(self._path.read_bytes())
+                self.secret, self._rounds = bytes.fromhex(kept["secret"]), dict(kept["rounds"])
+            except (ValueError, KeyError, TypeError):
+                raise CheckpointError(
+                    f"{self._path} is damaged; move {folder} away: all steps so far count as spent"
+                ) from None
+        else:
+            self._write()
+
+    def _write(self) -> None:
+        kept = {"secret": self.secret.hex(), "rounds": self._rounds}
+        replace_bytes(self._path, json.dumps(kept).encode(), mode=0o600)
 
     def seed(self) -> int:
         """Of what a loss draws: by place in the batch, which one sample more would shift.
@@ -52,15 +74,26 @@ class Privacy(Spending):
         """
         return int(self.generator("seed").integers(1 << 62))
 
-    def begin_round(self, step: int, h: int, weights: str) -> None:
-        """H steps begin from global weights, told by their hash.
+    def begin_round(self, step: int, h: int, weights: str, taken: int) -> None:
+        """H steps begin from global weights, told by their hash, after so many batches of data.
 
         A site that has nothing to show of a run's earlier steps has lost its folder: it made noise
         for them, and maybe for one more round, which must count.
         """
-        self._weights = weights
-        if step and not self.steps:
-            self.steps = step + h
+        self._start, self._h, self.steps = f"{weights} {taken}", h, step
+        if step and not self._rounds:
+            self._rounds = {str(begun): ["lost"] for begun in range(0, step + 1, h)}
+        starts = self._rounds.setdefault(str(step), [])
+        if self._start not in starts:
+            starts.append(self._start)
+            self._write()
+
+    def taken(self) -> Mapping[int, int]:
+        """Of all rounds that have begun, to their end."""
+        steps = Counter[int]()
+        for begun, starts in self._rounds.items():
+            steps[len(starts)] += min(self._h, self._num_steps - int(begun))
+        return steps
 
     def places(self, number: int) -> Tensor:
         """The samples of the n-th batch, (any number,) int64: secret, or they would not count."""
@@ -81,7 +114,7 @@ class Privacy(Spending):
             norms = torch.stack([g.flatten(1).norm(dim=1) for g in each]).norm(dim=0)
             scale = self.budget.clip / norms.clamp(min=self.budget.clip)
             sums = [torch.tensordot(scale, g, dims=1) for g in each]
-        self.add_noise(sums, 1.0, self.steps, self._weights)
+        self.add_noise(sums, 1.0, self.steps, self._start)
         return [total / self._batch for total in sums]
 
     def after_step(self, _: Any) -> dict[str, Tensor]:

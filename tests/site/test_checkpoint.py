@@ -165,9 +165,9 @@ def test_what_stood_when_it_was_taken_is_written_and_the_next_save_waits_for_it(
 ) -> None:
     permits = threading.Semaphore(0)
 
-    def write_when_allowed(*args: Any) -> None:
+    def write_when_allowed(*args: Any, **kwargs: Any) -> None:
         assert permits.acquire(timeout=20)
-        write_tensors(*args)
+        write_tensors(*args, **kwargs)
 
     monkeypatch.setattr(checkpoint, "write_tensors", write_when_allowed)
     site = Site(tmp_path, is_beside=True)

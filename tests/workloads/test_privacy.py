@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedwan.app import load_run
 from fedwan.config import Config, DataConfig, PrivacyConfig
 from fedwan.data import InMemory, Loader
-from fedwan.errors import ConfigError
+from fedwan.errors import CheckpointError, ConfigError
 from fedwan.rng import NamedGenerators, derive_seed
 from fedwan.simulation import Absence, SimulatedRun, simulate
 from fedwan.workloads.base import Batch
@@ -35,8 +35,10 @@ def config(clip: float = 1.0, batch: int = SIZE, **privacy: Any) -> Config:
     )
 
 
-def private(samples: int = 400, noise: float | None = None, **settings: Any) -> Privacy:
-    made = Privacy(config(**settings), samples)
+def private(
+    folder: Path, samples: int = 400, noise: float | None = None, **settings: Any
+) -> Privacy:
+    made = Privacy(config(**settings), samples, folder)
     made.noise = made.noise if noise is None else noise
     return made
 
@@ -56,7 +58,7 @@ def gradient(privacy: Privacy, x: Tensor) -> Tensor:
     [(flow, MLP), (flow, DIT), (gan, {"width": 4}), (gan, {"width": 4, "gamma_fake": 0.1})],
 )
 def test_without_noise_and_clipping_it_is_the_plain_gradient(
-    recipe: ModuleType, model: dict[str, Any]
+    recipe: ModuleType, model: dict[str, Any], tmp_path: Path
 ) -> None:
     asked = config(clip=1e9)
     asked.model = dict(model)
@@ -66,7 +68,7 @@ def test_without_noise_and_clipping_it_is_the_plain_gradient(
     plain = run.gradients(batch, NamedGenerators(7, "s1"))
     run = Run(recipe, asked)
     run.step(3)
-    run.workload.privacy = privacy = private(noise=0.0, clip=1e9)  # type: ignore[attr-defined]
+    run.workload.privacy = privacy = private(tmp_path, noise=0.0, clip=1e9)  # type: ignore[attr-defined]
     noised = run.gradients(next(run.stream), NamedGenerators(7, "s1"))
     assert privacy.steps == 1
     assert noised.keys() == plain.keys()
@@ -74,9 +76,9 @@ def test_without_noise_and_clipping_it_is_the_plain_gradient(
         torch.testing.assert_close(noised[network], values, rtol=1e-3, atol=1e-5)
 
 
-def test_no_sample_moves_it_by_more_than_the_clip_over_the_batch() -> None:
+def test_no_sample_moves_it_by_more_than_the_clip_over_the_batch(tmp_path: Path) -> None:
     x = torch.randn(SIZE, 5) * torch.logspace(-2, 4, SIZE)[:, None]
-    privacy = private(noise=0.0, clip=0.5)
+    privacy = private(tmp_path, noise=0.0, clip=0.5)
     whole = gradient(privacy, x)
     for left in range(SIZE):
         others = torch.cat([x[:left], x[left + 1 :]])
@@ -87,39 +89,64 @@ def test_no_sample_moves_it_by_more_than_the_clip_over_the_batch() -> None:
     assert torch.isfinite(gradient(privacy, x)).all()
 
 
-def test_noise_has_the_deviation_that_the_accountant_asked_for() -> None:
-    privacy = private(clip=0.5)
+def test_noise_has_the_deviation_that_the_accountant_asked_for(tmp_path: Path) -> None:
+    privacy = private(tmp_path, clip=0.5)
     noise = gradient(privacy, torch.empty(0, 100_000))
     assert float(noise.std()) == pytest.approx(privacy.noise * 0.5 / SIZE, rel=0.01)
     accountant = RDPAccountant()
     accountant.history = [(privacy.noise, SIZE / 400, 40)]
     spent = accountant.get_epsilon(delta=1e-5)
-    privacy.steps = 40
+    assert not privacy.epsilon()
+    privacy.begin_round(0, 20, "a", 0)
+    assert 0 < privacy.epsilon() < spent
+    privacy.begin_round(20, 20, "b", 20)
     assert spent == pytest.approx(privacy.epsilon(), abs=1e-9)
     assert 3.99 < spent <= 4.0
-    privacy.steps = 20
-    assert 0 < privacy.epsilon() < spent
 
 
-def test_noise_comes_again_at_the_same_step_from_the_same_weights_alone() -> None:
-    privacy, x = private(), torch.randn(SIZE, 5)
+def test_noise_comes_again_at_the_same_step_from_the_same_weights_alone(tmp_path: Path) -> None:
+    privacy, x = private(tmp_path), torch.randn(SIZE, 5)
 
-    def made(steps: int, weights: str) -> Tensor:
-        privacy.steps = steps
-        privacy.begin_round(0, 20, weights)
+    def made(step: int, weights: str, taken: int = 3) -> Tensor:
+        privacy.begin_round(step, 1, weights, taken)
         return gradient(privacy, x)
 
     first = made(3, "a")
     assert torch.equal(made(3, "a"), first)
     assert not torch.equal(made(4, "a"), first)
     assert not torch.equal(made(3, "b"), first)
-    lost = private()  # its folder: it has spent what it took before, and a round more
-    lost.begin_round(20, 20, "a")
-    assert lost.steps == 40
+    assert not torch.equal(made(3, "a", 4), first)  # after a refusal: on other data
 
 
-def test_each_sample_comes_into_a_batch_by_itself_and_by_no_known_seed() -> None:
-    privacy, other = private(), private()
+def test_steps_that_are_taken_again_from_other_weights_count_and_nothing_forgets_them(
+    tmp_path: Path,
+) -> None:
+    privacy = private(tmp_path)
+    privacy.begin_round(0, 20, "a", 0)
+    privacy.begin_round(20, 20, "b", 20)
+    once = privacy.epsilon()
+    privacy = private(tmp_path)  # the site's process is killed, and a checkpoint is older than this
+    privacy.begin_round(20, 20, "b", 20)
+    assert privacy.epsilon() == once
+    privacy.begin_round(20, 20, "c", 20)
+    assert private(tmp_path).secret == privacy.secret
+    # What both were drawn of are the same samples: less noise, not more steps.
+    accountant = RDPAccountant()
+    accountant.history = [(privacy.noise, SIZE / 400, 20), (privacy.noise / 2**0.5, SIZE / 400, 20)]
+    assert privacy.epsilon() == pytest.approx(accountant.get_epsilon(delta=1e-5), abs=1e-9)
+    assert privacy.epsilon() > 1.2 * once
+    assert (tmp_path / "privacy.json").stat().st_mode & 0o777 == 0o600
+
+    (tmp_path / "privacy.json").write_text('{"secret": 3}')
+    with pytest.raises(CheckpointError, match=r"privacy.json is damaged; move .* away"):
+        private(tmp_path)
+    lost = private(tmp_path / "other")  # it has spent what it took before, and a round more
+    lost.begin_round(20, 20, "c", 20)
+    assert lost.epsilon() == pytest.approx(privacy.epsilon())
+
+
+def test_each_sample_comes_into_a_batch_by_itself_and_by_no_known_seed(tmp_path: Path) -> None:
+    privacy, other = private(tmp_path), private(tmp_path / "other")
     drawn = [privacy.places(number) for number in range(2000)]
     sizes = torch.tensor([len(places) for places in drawn]).double()
     assert float(sizes.mean()) == pytest.approx(SIZE, rel=0.03)
@@ -127,8 +154,7 @@ def test_each_sample_comes_into_a_batch_by_itself_and_by_no_known_seed() -> None
     assert float(torch.bincount(torch.cat(drawn)).double().std()) < 10  # 6.3 by chance
     assert torch.equal(privacy.places(5), drawn[5])
     assert not torch.equal(other.places(5), drawn[5])
-    other.load_state_dict(privacy.state_dict())
-    assert torch.equal(other.places(5), drawn[5])
+    assert torch.equal(private(tmp_path).places(5), drawn[5])
 
 
 def test_a_loader_gives_what_was_drawn_nothing_too_and_goes_on_from_there() -> None:
@@ -147,11 +173,11 @@ def test_a_loader_gives_what_was_drawn_nothing_too_and_goes_on_from_there() -> N
         assert next(after).x.tolist() == [[0, 0], [2, 2]]
 
 
-def test_what_cannot_be_promised_is_told() -> None:
+def test_what_cannot_be_promised_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="stream; give data that can be drawn"):
-        private(0)
+        private(tmp_path, 0)
     with pytest.raises(ConfigError, match=r"delta = 0.01 is no promise to 100 samples; .*1e-05"):
-        private(100, delta=0.01)
+        private(tmp_path, 100, delta=0.01)
 
 
 @pytest.mark.parametrize(
