@@ -12,6 +12,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
+from operator import ge
 from queue import SimpleQueue
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -436,13 +437,17 @@ class Servicer(Federation):
             return Delivery(wire.DownloadHeader(status=wire.DownloadHeader.NOT_YET), None)
         payload, versions = kept
         with self.changed:
-            if kind == wire.DownloadRequest.GLOBAL:
-                # These weights may be committed and not published yet: what the site is told of its
-                # contribution must be of the same version, or it would wait for one more.
-                self.changed.wait_for(
-                    lambda: self.rounds.is_over or self.rounds.versions >= list(versions),
-                    MAX_WAIT_S,
-                )
+            # These weights may be committed and not published yet, or not be on disk, where privacy
+            # needs that. Also, what a site is told of its contribution must be of the same version,
+            # or it would wait for one more.
+            def is_published() -> bool:
+                return all(map(ge, self.rounds.versions, versions))
+
+            self.changed.wait_for(lambda: self.rounds.is_over or is_published(), MAX_WAIT_S)
+            if not is_published():
+                if self.rounds.is_over:
+                    raise SessionLost(f"the run is over: {self.stop_text}")
+                return Delivery(wire.DownloadHeader(status=wire.DownloadHeader.NOT_YET), None)
             return self._ready(site, 0, model.version_of(versions), versions, payload)
 
     def _ready(

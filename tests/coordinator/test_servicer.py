@@ -13,6 +13,7 @@ import torch
 
 from fedwan.codecs import Payload
 from fedwan.codecs.payload import Source
+from fedwan.coordinator import servicer
 from fedwan.coordinator.intake import Upload
 from fedwan.coordinator.snapshots import MOST
 from fedwan.errors import PayloadError, SessionLost
@@ -454,3 +455,22 @@ def test_whole_weights_come_with_what_is_known_of_the_same_version(bench: Bench)
     bench.publish(1, payload)
     header = asked(5.0).header
     assert (header.version, list(header.versions)) == (1, [1])
+
+
+@pytest.mark.parametrize("kind", [wire.DownloadRequest.GLOBAL, wire.DownloadRequest.EMA])
+def test_no_version_leaves_before_it_is_published(
+    bench: Bench, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servicer, "MAX_WAIT_S", 0.05)
+    model = bench.set_model()
+    payload = model.commit(model.fragments[0], {"net/w": torch.ones(1000)}, samples=4)
+    request = wire.DownloadRequest(run_id="run-1", kind=kind)
+    delivery = bench.hub.download("s1", request)
+    assert delivery.payload is None
+    assert delivery.header.status == wire.DownloadHeader.NOT_YET
+    bench.hub.stop_text = "its disk is full"
+    bench.rounds.is_over = True  # before this one was on disk
+    with pytest.raises(SessionLost, match="the run is over: its disk is full"):
+        bench.hub.download("s1", request)
+    bench.publish(1, payload)
+    assert list(bench.hub.download("s1", request).header.versions) == [1]
