@@ -159,7 +159,7 @@ class Calls(RuleBasedStateMachine):
         if self.registry.objection(verb, site):
             return
         self.hub.decide(verb, site)
-        if verb == "eject":
+        if verb == "eject" or (verb == "drain" and self.hub.masking):  # who unmasks no more
             self.accepted = {k for k in self.accepted if k.site != site or k in self.run.merged}
         if not self.registry.sites[site].session:
             self.past.add(self.session[site])
