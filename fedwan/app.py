@@ -123,6 +123,11 @@ def _names(folder: str) -> list[str]:
     return sorted({*_pages(folder), *entry_points(group=_GROUPS[folder]).names})
 
 
+def has_own_data(config: Config) -> bool:
+    """Whether the data come of a script or of a page's own `dataset`: nothing tells of what."""
+    return config.workload == COMMAND or hasattr(load_workload(config.workload), "dataset")
+
+
 def _pages(folder: str) -> dict[str, Path]:
     """The recipes of `sites` or `strategies` by name, and their files."""
     found: dict[str, Path] = {}

@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedwan.app import load_workload, told
+from fedwan.app import has_own_data, load_workload, told
 from fedwan.config import COMMAND, FILE_NAMES, SITE, Config, site_names
 from fedwan.config_tree import value_at
 from fedwan.data import check_files, dataset_of
@@ -35,7 +35,7 @@ def _shared(config: Config) -> Iterator[str]:
     data, num = config.data, config.num_sites
     if num < 2 or data.split != "own" or data.name not in FILE_NAMES or SITE in data.path:
         return
-    if not hasattr(load_workload(config.workload), "dataset"):
+    if not has_own_data(config):
         yield (
             f"data.split = 'own', and data.path = {data.path!r} is one folder, so that all {num} "
             f"sites train on the same files; set data.path={data.path.rstrip('/')}/{SITE}, or "

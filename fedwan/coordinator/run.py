@@ -17,9 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from fedwan.app import complete, load_strategy, sources
+from fedwan.app import complete, has_own_data, load_strategy, sources
 from fedwan.codecs import Reading
-from fedwan.config import COMMAND, MASKED, Config, site_names
+from fedwan.config import MASKED, Config, site_names
 from fedwan.coordinator.evaluator import Evaluator
 from fedwan.coordinator.federation import CoordinatorRounds
 from fedwan.coordinator.intake import Contribution, Intake
@@ -85,8 +85,8 @@ class CoordinatedRun:
         self.hub = Servicer(run_id, self._registry, agreement, self._write, CHUNK_BYTES)
         self.hub.masking = Masking(run_id, self._names, quorum) if is_masked else None
         self._registry.least = quorum if is_masked else 1
-        # Of a script's data nothing is known: what its sites measure may differ.
-        is_shared, is_own = config.workload != COMMAND, parse_split(config.data.split)[0] == "own"
+        # What sites with data of their own measure may differ.
+        is_shared, is_own = not has_own_data(config), parse_split(config.data.split)[0] == "own"
         self.hub.evaluation = Evaluation(is_own, pairs=is_shared)
         self.cause = ""
         """Why who started the run ends it; empty while nobody does."""

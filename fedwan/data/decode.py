@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import struct
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +11,6 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
-_BOMB = Image.DecompressionBombError
-_UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, _BOMB)
-"""All that Pillow raises for files that are cut short, damaged, or no images."""
 
 
 class BadPicture(Exception):
@@ -45,7 +41,9 @@ class Resize(NamedTuple):
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             self._check(*image.size)
             parts = self._parts(image)
-        except _UNREADABLE as error:
+        except (BadPicture, MemoryError):
+            raise
+        except Exception as error:  # Pillow fails in many ways where files are damaged or odd
             # Pillow's text on what is no image would name an object in memory.
             is_known = not isinstance(error, UnidentifiedImageError)
             reason = f" ({' '.join(str(error).split())})" if is_known else ""

@@ -162,20 +162,22 @@ class Files:
             )
         ]
 
-    def train(self, split: str, site_index: int, num_sites: int, seed: int) -> Pictures:
-        """What one site trains on."""
+    def train(
+        self, split: str, site_index: int, num_sites: int, seed: int, *, exact: bool = False
+    ) -> Pictures:
+        """What one site trains on; `exact`: nothing stands in for what cannot be read."""
         index = (~self.is_held_out).nonzero().squeeze(1)
         if split != "own":
             dealt = split_indices(self.labels[index], split, num_sites, seed)
             index = index[dealt[site_index]]
-        return Pictures(self, index)
+        return Pictures(self, index, exact=exact)
 
 
 class Pictures(Dataset[Any]):
     """Some rows of files, (n,) int64, decoded when they are asked for."""
 
-    def __init__(self, files: Files, index: Tensor) -> None:
-        self._files, self._index = files, index
+    def __init__(self, files: Files, index: Tensor, *, exact: bool) -> None:
+        self._files, self._index, self._is_exact = files, index, exact
 
     @property
     def labels(self) -> Tensor:
@@ -191,6 +193,8 @@ class Pictures(Dataset[Any]):
         return len(self._index)
 
     def __getitem__(self, place: int) -> Any:
+        if self._is_exact:
+            return self._files.sample(int(self._index[place]))
         places = (torch.arange(_MOST_IN_A_ROW) + place) % len(self)
         return next(self._files.samples(self._index[places].tolist()))
 

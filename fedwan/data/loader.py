@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import io
 import multiprocessing
 import random
 import warnings
@@ -103,9 +102,20 @@ def _moved(leaf: Tensor, device: torch.device | str) -> Tensor:
     return leaf.to(device)
 
 
+def _field(batch: Any, name: str, setting: str) -> Tensor:
+    """`x` or `y` of a `Batch`, or of a dict, which a setting is of."""
+    found = batch.get(name) if isinstance(batch, dict) else getattr(batch, name, None)
+    if not isinstance(found, Tensor):
+        raise ConfigError(
+            f"{setting} is of samples with {name!r}, which those of this data set do not have; "
+            "leave it out, or give a fedwan.data.Batch"
+        )
+    return found
+
+
 def _labels(batch: Any) -> Tensor:
     """`y` of a `Batch`, or of a dict with captions."""
-    return batch["y"] if isinstance(batch, dict) else batch.y  # type: ignore[no-any-return]
+    return _field(batch, "y", "data.labels=site")
 
 
 def _replaced(batch: Any, name: str, value: Tensor) -> Any:
@@ -239,6 +249,7 @@ class Loader:
         self._device, self._told, self._flip = device, told, flip
         self.taken = 0
         """Batches so far."""
+        self._epoch = 0
         self._order: _Order | None = None
         if isinstance(dataset, InMemory):
             # As it is: pinned memory, once taken, is torch's to keep.
@@ -294,6 +305,7 @@ class Loader:
                 return next(self._batches)
             except StopIteration:  # a stream's epoch is over
                 self._batches = None
+                self._begin_epoch(self._epoch + 1)
             except ConfigError as error:  # a worker puts its traceback before it
                 *others, last = str(error).strip().splitlines()
                 raise ConfigError(last.partition(": ")[2] if others else last) from None
@@ -302,29 +314,37 @@ class Loader:
             "take fewer"
         )
 
+    def _begin_epoch(self, epoch: int) -> None:
+        """Streams of `datasets` begin where they were put back to until they are told of another.
+
+        By that, those that shuffle do so anew.
+        """
+        self._epoch = epoch
+        if self._order is None and hasattr(self._loader.dataset, "set_epoch"):
+            self._loader.dataset.set_epoch(epoch)
+
     def _mirrored(self, batch: Any) -> Any:
-        x = batch["x"] if isinstance(batch, dict) else batch.x
+        x = _field(batch, "x", "data.flip=true")
         seed = derive_seed(self._generator.initial_seed(), "flip", self.taken)
         generator = torch.Generator().manual_seed(seed)
         draws = torch.rand(len(x), generator=generator, dtype=torch.float32, device="cpu")
         chosen = (draws < 0.5).to(x.device).view(-1, *(1,) * (x.dim() - 1))
         return _replaced(batch, "x", torch.where(chosen, x.flip(-1), x))
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Where the last batch that was taken stands: flat, tensors on the CPU."""
+    def state_dict(self) -> dict[str, Any]:
+        """Where the last batch that was taken stands: tensors on the CPU, and a stream's own."""
         self._seed()
         if self._order is not None:
             return self._state
-        written = io.BytesIO()
-        torch.save(self._loader.state_dict(), written)
         return {
-            "stream": torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8),
+            "stream": self._loader.state_dict(),
             "taken": torch.tensor(self.taken, device="cpu"),
+            "epoch": torch.tensor(self._epoch, device="cpu"),
             "workers": torch.tensor(self._workers, device="cpu"),
             "generator": self._generator.get_state(),
         }
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict()`; a `CheckpointError` if it is of other data or workers."""
         self._batches, self._is_seeded = None, True
         if self._order is not None:
@@ -337,8 +357,8 @@ class Loader:
                     f"the data stream in the checkpoint is {held}, this one of "
                     f"data.workers={self._workers}; resume with the same data and workers"
                 )
-            written = io.BytesIO(state["stream"].numpy().tobytes())
-            self._loader.load_state_dict(torch.load(written, weights_only=True))
+            self._begin_epoch(int(state["epoch"]))
+            self._loader.load_state_dict(state["stream"])
             self._generator.set_state(state["generator"])
         self.taken = int(state["taken"])
 

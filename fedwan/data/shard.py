@@ -89,12 +89,19 @@ class Shard:
 
 
 def open_shard(
-    config: DataConfig, site_index: int, num_sites: int, seed: int, *, captions: bool = False
+    config: DataConfig,
+    site_index: int,
+    num_sites: int,
+    seed: int,
+    *,
+    captions: bool = False,
+    exact: bool = False,
 ) -> Shard:
     """Open one site's shard, of the data set and split that this site's `config` has.
 
     The run's `seed` deals the training data, and does not touch the held-out data. With `captions`,
-    batches are dicts of `x`, `y` and `caption`, a list of text. A `ConfigError` says what is wrong
+    batches are dicts of `x`, `y` and `caption`, a list of text. With `exact` no other picture
+    stands in for one that cannot be read. A `ConfigError` says what is wrong
     with the settings, the split, or the first file that is.
     """
     check_data(config)
@@ -103,7 +110,8 @@ def open_shard(
     held_out: Any
     if config.name in FILE_NAMES:
         files = open_files(config, captions)
-        train, held_out = files.train(config.split, site_index, num_sites, seed), files.held_out
+        train = files.train(config.split, site_index, num_sites, seed, exact=exact)
+        held_out = files.held_out
     else:
         everything, held_out = source.load_captioned() if captions else source.load()
         rows = InMemory(everything)
@@ -128,6 +136,11 @@ def dataset_of(module: ModuleType, config: Config, site: str) -> Shard:
     That is a torch `Dataset` or `IterableDataset` of samples that `default_collate` can stack, a
     pair of it and of held-out samples to measure by, or a shard.
     """
+    if (split := config.data.split) not in ("iid", "own"):
+        raise ConfigError(
+            f"data.split = {split!r} deals a data set that all sites share, and dataset() of "
+            f"workload {config.workload!r} is called at each; set data.split=iid"
+        )
     made = module.dataset(config, site)
     if isinstance(made, Shard):
         _require_batch(config.data.batch, made.num_samples)
@@ -142,7 +155,9 @@ def dataset_of(module: ModuleType, config: Config, site: str) -> Shard:
                 "return a torch Dataset with samples, or a pair of two"
             )
     measured = None if held_out is None else Shard(held_out).drawn(MOST_HELD_OUT, 0)
-    shard = Shard(train, measured, workers=config.data.workers)
+    told = site_names(config).index(site) if config.data.labels == "site" else None
+    flip = config.data.flip
+    shard = Shard(train, measured, told=told, workers=config.data.workers, flip=flip)
     _require_batch(config.data.batch, shard.num_samples)
     return shard
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import logging
+import multiprocessing
 import os
 import re
 import sys
@@ -127,6 +128,11 @@ def given_membership() -> Membership | None:
     """What this script was started for; None alone."""
     if (member := _membership.get()) is not None:
         return member
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise UserError(
+            "the process of a loader's worker imports this script, and would join as well; put "
+            'what it does under `if __name__ == "__main__":`'
+        )
     if (assignment := Assignment.given()) is None:
         return None
     end_with(assignment.parent)

@@ -49,7 +49,9 @@ def take_part(member: Membership, group: Group) -> None:
         shard = dataset_of(recipe, config, name)
     else:
         captions = getattr(recipe, "CAPTIONS", False)
-        shard = open_shard(data, names.index(name), len(names), config.seed, captions=captions)
+        # A sample that stood in for another would be in a batch twice.
+        given = {"captions": captions, "exact": config.privacy.is_of("sample")}
+        shard = open_shard(data, names.index(name), len(names), config.seed, **given)
     if config.eval.features:
         load_network(config.eval.features, torch.device(member.device))  # before any step
     workload = recipe.build(config, member.device)

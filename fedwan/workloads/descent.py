@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedwan.app import load_workload
-from fedwan.config import COMMAND, Config
+from fedwan.app import has_own_data
+from fedwan.config import Config
 from fedwan.errors import ConfigError, FedwanError
 from fedwan.metrics import measure_quality, num_generated
 from fedwan.rng import NamedGenerators, derive_seed
@@ -119,9 +119,7 @@ class Descent(ABC):
     @cached_property
     def _measured(self) -> str:
         """The data set that samples are measured beside; '' of a recipe's own `dataset`."""
-        name = self.config.workload
-        is_own = name != COMMAND and hasattr(load_workload(name), "dataset")
-        return "" if is_own else self.config.data.name
+        return "" if has_own_data(self.config) else self.config.data.name
 
     def sample_like(self, labels: Tensor, seed: int) -> Tensor:
         """As `sample`, of these labels, (num,) int64, by networks that are told any."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -310,6 +311,11 @@ def test_the_next_picture_stands_in_for_one_that_cannot_be_read_until_there_are_
     assert len(list(files.samples(range(4)))) == 2
     assert f"{bad[0]} cannot be read as an image; remove it; until then" in caplog.text
     assert f"{bad[2]} cannot be read (No such file" in caplog.text
+    row = int((~files.is_held_out).nonzero()[0])
+    (tmp_path / files.keys[row]).write_bytes(b"no image")
+    files.train("own", 0, 1, 0)[0]
+    with pytest.raises(ConfigError, match="cannot be read as an image; remove it$"):
+        files.train("own", 0, 1, 0, exact=True)[0]  # a neighbour would be in the batch twice
     for path in bad:
         path.write_bytes(b"no image")
     with pytest.raises(ConfigError, match=r"\(nor can the 7 before it\)"):
@@ -386,6 +392,18 @@ def test_transparent_pixels_are_white(mode: str) -> None:
     assert (x[:, :4] == -1).all() and (x[:, 4:] == 1).all()
 
 
+def with_odd_exif() -> bytes:
+    """A good picture, which is to be turned, and whose resolution is text."""
+    exif = Image.Exif()
+    exif[0x0112], exif[0x011A] = 6, 72.0
+    data = saved(Image.new("RGB", (40, 50)), "JPEG", exif=exif)
+    for order in "<>":
+        data = data.replace(
+            struct.pack(f"{order}HH", 0x011A, 5), struct.pack(f"{order}HH", 0x011A, 2)
+        )
+    return data
+
+
 @pytest.mark.parametrize(
     ("data", "transform", "text"),
     [
@@ -399,6 +417,7 @@ def test_transparent_pixels_are_white(mode: str) -> None:
             "is 32 x 32 pixels, of which each half must have data.size = 32; make it two pictures",
         ),
         (saved(Image.new("F", (8, 8), 0.5), "TIFF"), Resize(8), "mode 'F', numbers whose black"),
+        (with_odd_exif(), Resize(8), "cannot be read as an image .*; remove it"),
     ],
 )
 def test_what_is_no_such_picture_is_told(data: bytes, transform: Resize, text: str) -> None:

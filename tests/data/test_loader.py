@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,8 @@ from torch.utils.data import Dataset, IterableDataset
 
 from fedwan.data import InMemory
 from fedwan.data.loader import Loader
-from fedwan.errors import CheckpointError, ConfigError
+from fedwan.errors import CheckpointError, ConfigError, UserError
+from fedwan.site.checkpoint import pack
 from fedwan.workloads.base import Batch
 from tests.support import other_defaults
 
@@ -170,6 +172,44 @@ def test_a_stream_begins_anew_where_it_ends_and_resumes_where_it_stood(workers: 
     resumed.close()
     with pytest.raises(CheckpointError, match="resume with the same data and workers"):
         loader(Numbers(), 4, workers=workers + 1).load_state_dict(state)
+
+
+def test_a_stream_of_datasets_goes_on_in_its_epoch_and_then_takes_whole_ones() -> None:
+    """Put back to a place, it would begin each later epoch there."""
+
+    def of_datasets() -> Loader:
+        rows = datasets.Dataset.from_dict({"x": list(range(20))}).with_format("torch")
+        return loader(rows.to_iterable_dataset(num_shards=4), 4)
+
+    source = of_datasets()
+    expected = [next(source)["x"].tolist() for _ in range(16)]
+    assert sorted(sum(expected[5:10], [])) == list(range(20))
+    for taken in (1, 4, 5, 7, 10):
+        first, second = of_datasets(), of_datasets()
+        for _ in range(taken):
+            next(first)
+        second.load_state_dict(first.state_dict())
+        assert [next(second)["x"].tolist() for _ in range(16 - taken)] == expected[taken:]
+    rows = datasets.Dataset.from_dict({"x": list(range(20))}).with_format("torch")
+    shuffled = loader(rows.to_iterable_dataset().shuffle(seed=1, buffer_size=20), 20)
+    first, second = (next(shuffled)["x"].tolist() for _ in range(2))
+    assert first != second and sorted(second) == list(range(20))
+
+
+def test_a_stream_whose_state_cannot_be_read_back_is_told_of_at_the_first_checkpoint() -> None:
+    class Drawing(Numbers):
+        def state_dict(self) -> dict[str, Any]:
+            return {"random": np.random.RandomState(0).get_state()}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            pass
+
+    source = loader(Drawing(), 4)
+    next(source)
+    with pytest.raises(
+        UserError, match=r"state\['data'\] cannot be kept in a checkpoint: it holds"
+    ):
+        pack("state['data']", source.state_dict())
 
 
 def test_data_without_enough_samples_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ from fedwan.config import Config, DataConfig
 from fedwan.data import check_files, dataset_of, open_shard, toys
 from fedwan.data.sources import check_data
 from fedwan.errors import ConfigError
+from fedwan.workloads.base import Batch
 from tests.data.emoji import fake_drawing, install, many
 from tests.data.files import refused, write_folder
 
@@ -115,6 +117,25 @@ def test_any_data_set_becomes_a_shard_with_held_out_samples_or_without() -> None
     shard = dataset_of(page((one, other)), ASKED, "s1")
     assert shard.held_out["latents"].shape == (3, 2)
     assert dataset_of(page(shard), ASKED, "s1") is shard
+
+
+def test_what_the_settings_say_of_data_holds_for_a_data_set_of_one_s_own() -> None:
+    pairs = [Batch(torch.arange(4.0).view(1, 2, 2), torch.tensor(3))] * 9
+    asked = replace(ASKED, sites=2, data=DataConfig(batch=4, flip=True, labels="site"))
+    shard = dataset_of(page(pairs), asked, "s2")
+    batch = next(shard.loader(8, torch.Generator().manual_seed(0)))
+    assert batch.y.tolist() == [1] * 8
+    mirrored = [x[0, 0, 0].item() == 1.0 for x in batch.x]
+    assert any(mirrored) and not all(mirrored)
+    bare = dataset_of(page([torch.ones(2)] * 9), asked, "s2")
+    refused(
+        "data.labels=site is of samples with 'y'", lambda: next(bare.loader(4, torch.Generator()))
+    )
+    dealt = replace(ASKED, data=DataConfig(batch=4, split="dirichlet:0.1"))
+    refused(
+        "dataset.. of workload 'text' is called at each",
+        lambda: dataset_of(page(pairs), dealt, "s1"),
+    )
 
 
 @pytest.mark.parametrize(
