@@ -98,7 +98,7 @@ def test_the_recipe_of_the_example_learns_its_own_data(own_app: Path) -> None:
 
 def test_the_data_set_of_the_page_on_data_is_measured(own_app: Path) -> None:
     (own_app / "sites" / "stripes.py").write_text(blocks("data.md")[-1])
-    words = "workload=stripes sites=2 h=20 steps=40 inner.maker.lr=0.01".split()
+    words = "workload=stripes sites=2 h=20 steps=40 eval.every=20 inner.maker.lr=0.01".split()
     ran = simulate(load_run(None, words), own_app / "run")
     assert ran.totals.quality["num_real"] == 20
     # Each site measures by samples of its own: no other one is asked whether it finds the same.
