@@ -534,7 +534,10 @@ def to_json(config: Config) -> str:
 def from_json(text: str) -> Config:
     """A configuration from `to_json`, checked like any other."""
     try:
-        return merge(Config(), {**json.loads(text)})
+        tree = {**json.loads(text)}
+        if "${" in json.dumps(tree):  # else this machine's environment would be put in its place
+            raise ConfigError("configuration holds '${', which that of a run never does")
+        return merge(Config(), tree)
     except (TypeError, ValueError):
         raise ConfigError(f"configuration {text[:40]!r} is no JSON object") from None
 

@@ -110,6 +110,9 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
             )
         assert isinstance(site, Site), "it is started for a run"
         self._site = site.__enter__()
+        # The run ends the fit, in which steps that are taken again count once more.
+        trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
+        trainer.fit_loop.epoch_loop.max_steps = -1
         _check_precision(trainer, site)
         self._position.take_over()
         self._steps = iter(site)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -229,26 +229,31 @@ def export(trained: Trained, to: str, folder: Path) -> None:
         _open_up(folder)
         return
     folder.mkdir(parents=True, exist_ok=True)
-    missing: dict[str, list[str]] = {}
+    modules: dict[str, nn.Module] = {}
     with suppress(FedwanError):  # there is no recipe, or it has moved on
-        modules = trained.workload().networks
-        missing = {name: trained.load_into(modules[name], name) for name in trained.networks}
+        built = trained.workload().networks
+        modules = {name: built[name] for name in trained.networks}
     for network, tensors in trained.networks.items():
         whole = {name: value.contiguous() for name, value in tensors.items()}
         save_file(whole, folder / f"{network}.safetensors", {"format": "pt"})
     config = dataclasses.asdict(trained.config)
     for key in ("out", *(("model", "data", "site") if trained.config.workload == COMMAND else ())):
         del config[key]  # a folder of this machine's; what is a recipe's alone
-    about = {
+    about: dict[str, object] = {
         "fedwan": fedwan.__version__,
         "weights": "ema" if trained.is_ema else "last",
         "files": {network: f"{network}.safetensors" for network in trained.networks},
-        "missing": missing,
         "config": config,
     }
+    if modules:
+        about["missing"] = {n: _missing(m, trained.networks[n]) for n, m in modules.items()}
     (folder / "config.json").write_text(json.dumps(about, indent=2) + "\n")
-    (folder / "README.md").write_text(_readme(trained, missing))
+    (folder / "README.md").write_text(_readme(trained, modules))
     _open_up(folder)
+
+
+def _missing(module: nn.Module, tensors: State) -> list[str]:
+    return [name for name in module.state_dict() if name not in tensors]
 
 
 def _open_up(folder: Path) -> None:
@@ -257,22 +262,30 @@ def _open_up(folder: Path) -> None:
         path.chmod(folder.stat().st_mode & 0o666)
 
 
-def _readme(trained: Trained, missing: Mapping[str, Sequence[str]]) -> str:
-    is_script = trained.config.workload == COMMAND
-    lacking = trained.config.excluded if is_script else missing
-    unknown: list[str] | None = [] if is_script else None
+def _readme(trained: Trained, modules: Mapping[str, nn.Module]) -> str:
+    """`modules` as the recipe builds them, by name; none where there is no recipe."""
+    whole = {n for n, module in modules.items() if not _missing(module, trained.networks[n])}
     loading = "\n".join(
         f'{name}.load_state_dict(load_file("{name}.safetensors")'
-        f"{'' if lacking.get(name, unknown) == [] else ', strict=False'})"
+        f"{'' if name in whole else ', strict=False'})"
         for name in trained.networks
     )
-    left = ",\nand under `missing` what a file lacks, since it never left the sites."
-    if is_script:  # its modules are not at hand
-        left = ".\nWhat a file lacks never left the sites; `strict=False` loads the rest."
+    built = "".join(
+        f"`{n}` is a `{type(m).__name__}` of `{type(m).__module__}`, as workload "
+        f"`{trained.config.workload}` builds it: `fedwan.load(RUN).workload().networks[{n!r}]`.\n"
+        for n, m in modules.items()
+    )
+    left = ""
+    if whole != trained.networks.keys():
+        left = (
+            "\nWith `strict=False` it is told what a file lacks: frozen layers and layers of the "
+            "sites' own never left them,\na tensor that is tied to another lies under one of their "
+            "names, and spectral norm's vectors follow from weights.\n"
+        )
     return (
         f"# Weights of {subject(trained.config)}, trained with fedwan {fedwan.__version__}\n\n"
         "One file per network, by the names of the module's `state_dict()`:\n\n"
-        f"```python\nfrom safetensors.torch import load_file\n\n{loading}\n```\n\n"
-        "`config.json` holds the run's settings, whether these are the moving average (`ema`) or "
-        f"the `last` weights{left}\n"
+        f"```python\nfrom safetensors.torch import load_file\n\n{loading}\n```\n\n{built}"
+        "`config.json` holds the run's settings, and whether these are the moving average (`ema`) "
+        f"or the `last` weights.\n{left}"
     )

@@ -157,6 +157,18 @@ def test_json_that_is_no_configuration_is_refused(text: str) -> None:
         from_json(text)
 
 
+@pytest.mark.parametrize("dollar", ["$", r"\u0024"])
+def test_nothing_of_a_site_s_environment_gets_into_what_a_coordinator_sends(
+    dollar: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would come back to the coordinator, in the line on what is wrong."""
+    monkeypatch.setenv("FEDWAN_SECRET", "hunter2")
+    for key in ("device", "out"):
+        with pytest.raises(ConfigError, match=r"holds '\$\{'") as caught:
+            from_json(f'{{"{key}": "{dollar}{{oc.env:FEDWAN_SECRET}}"}}')
+        assert "hunter2" not in str(caught.value)
+
+
 def test_all_faults_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         load(None, ["stepz=5", "h=many", "link.rtt=3"])

@@ -23,12 +23,13 @@ from torch.utils.data import DataLoader
 from fedwan.app import load_run
 from fedwan.config import Config
 from fedwan.errors import UserError
+from fedwan.link.base import Link
 from fedwan.simulation import Absence, SimulatedRun, simulate
 from fedwan.site.assignment import VARIABLE, read_outcome
 from fedwan.state import State, state_of
 from tests.lightning_modules import Net, fit
 from tests.site.support import ROOT, Served
-from tests.support import same_bits
+from tests.support import PoisoningLink, same_bits
 
 # Lightning has advice to give: workers, intervals, an accelerator.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -51,6 +52,7 @@ def trained(
     steps: int = 12,
     h: int = 2,
     absence: Absence | None = None,
+    wrap: Callable[[str, Link], Link] = lambda _, link: link,
     **settings: Any,
 ) -> SimulatedRun:
     """One site's run."""
@@ -59,6 +61,7 @@ def trained(
         folder,
         train=lambda place: fit(folder, module, **settings),
         absences={"s1": absence} if absence else {},
+        wrap=wrap,
     )
 
 
@@ -109,6 +112,19 @@ def test_a_site_that_died_goes_on_to_the_same_bits(
         absence = Absence(share, share)
         died = trained(tmp_path / str(share), module, 20, absence=absence, **settings)
         assert whole.site_sha256 == died.site_sha256, share
+
+
+def test_the_run_ends_a_fit_whatever_steps_it_was_given(tmp_path: Path) -> None:
+    """Steps that are taken again after a refusal count in Lightning's own numbers."""
+
+    def poison(_: str, link: Link) -> Link:
+        return PoisoningLink(link, 3)
+
+    expected = trained(tmp_path / "a", wrap=poison)
+    for number, limits in enumerate(({"max_steps": 12}, {"min_epochs": 20}, {"min_steps": 99})):
+        ran = trained(tmp_path / str(number), wrap=poison, **limits)
+        assert ran.totals.rejected == 1
+        assert ran.site_sha256 == expected.site_sha256
 
 
 @pytest.mark.slow

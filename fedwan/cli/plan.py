@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -128,10 +127,11 @@ def _contradictions(config: PlanConfig, named: frozenset[str], link: Path | None
             "link.rate_mbit has no value; give link.rate_mbit=100 link.rtt_ms=100, or --link with "
             "what `fedwan doctor link --json` wrote"
         )
-    for key, least in (("params", 1.0), ("step_s", 1e-6), ("usd_per_gb", 0.0)):
+    ranges = {"params": (1.0, 1e12), "step_s": (1e-6, 1e6), "usd_per_gb": (0.0, 1e6)}
+    for key, (least, most) in ranges.items():
         value = getattr(config, key)
-        if key in named and not (math.isfinite(value) and value >= least):
-            yield f"{key} = {value!r} is out of range; choose {least:g} or more"
+        if key in named and not least <= value <= most:
+            yield f"{key} = {value!r} is out of range; choose {least:g} to {most:g}"
 
 
 def _run_config(config: PlanConfig) -> Config:

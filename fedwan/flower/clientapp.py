@@ -84,6 +84,12 @@ def train(ticket: Ticket, site: SiteFile, tell: Callable[[str, str], None]) -> N
         version = newest_version(assignment.checkpoints)
         has_joined |= joined or version >= 0
         if outcome and not outcome.error:
+            if code > 0:
+                text = f"{last_line(_log_of(site), is_placed=True)} (log {_log_of(site)})"
+                raise UserError(
+                    "the training script took part to the run's end, and failed after it "
+                    f"(exit status {code}): {text}"
+                )
             return
         if outcome and outcome.is_own:
             error = outcome.exception()

@@ -27,6 +27,8 @@ ALL = "all"
 NETWORK = "model"
 MODULES = 40
 """Of a large model; pix2pix's larger network has 30."""
+MOST_VALUES = 1 << 31
+"""Of one of them: a payload tells sizes in 32 bits."""
 HS = (10, 20, 50, 100)
 CODECS = ("fp32", "bf16", "int8", "int4")
 GRADIENT_CODECS = ("fp32", "bf16")
@@ -61,8 +63,11 @@ class Question:
 
 
 def synthetic_layout(num_values: int) -> Layout:
-    """Specs of a network with exactly so many values, at least one: layers of equal size."""
-    count = max(1, min(MODULES, num_values))
+    """Specs of a network with exactly so many values, at least one: layers of equal size.
+
+    More than `MODULES` where a layer would be too large for a payload.
+    """
+    count = max(1, min(MODULES, num_values), -(-num_values // MOST_VALUES))
     each, rest = divmod(num_values, count)
     sizes = [each + (index < rest) for index in range(count)]
     return {

@@ -26,6 +26,8 @@ from fedwan.strategy import Strategy
 
 TICK_S = 0.5
 """The machine is asked whenever something arrives, and so often, as by the coordinator."""
+_MOST_TICKS = 10_000
+"""Within a round's patience: where that is of days, it is asked less often."""
 UNKNOWN = math.inf
 
 
@@ -195,6 +197,7 @@ class VirtualRun:
         assert strategy.clock == "versions"
         self.course = Course()
         self.now_s = 0.0
+        self._tick_s = max(TICK_S, strategy.policy.patience_s / _MOST_TICKS)
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._num_events = 0
         self._names = [f"s{index}" for index in range(num_sites)]
@@ -249,7 +252,7 @@ class VirtualRun:
     def _tick(self, present: Round[_Payload]) -> None:
         self._consider(present)
         if not present.is_closed:
-            self.at(self.now_s + TICK_S, self._tick, present)
+            self.at(self.now_s + self._tick_s, self._tick, present)
 
     def _consider(self, present: Round[_Payload]) -> None:
         """Ask the machine, and do what it says."""

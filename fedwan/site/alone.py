@@ -15,7 +15,7 @@ from fedwan.errors import UserError
 from fedwan.optim_state import NamedOptimizers
 from fedwan.rng import lent_generators
 from fedwan.site.quality import figures_of, samples_of
-from fedwan.site.replica import evaluating
+from fedwan.site.replica import check_trainable, evaluating
 from fedwan.site.script import DATA_ENDED, LEFT_EARLY, NOT_JOINED, PAST_END, Script, scalars
 
 SAY_EVERY_S = 10.0
@@ -35,7 +35,8 @@ class Alone:
                 f"steps = {script.num_steps}: a script that trains alone has no run to take its "
                 "length from; give fedwan.join(..., steps=2000), or start it with `fedwan launch`"
             )
-        NamedOptimizers.of(script.networks, script.optimizers)  # refuses what no run can take
+        check_trainable(script.networks)  # refuse what no run can take
+        NamedOptimizers.of(script.networks, script.optimizers)
         self.step = 0
         self.num_steps = script.num_steps
         self._script = script

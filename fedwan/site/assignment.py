@@ -122,6 +122,12 @@ class Outcome:
         return f"the training script failed at step {self.step}: {self.error}: {self.text}"
 
     @classmethod
+    def is_left(cls) -> bool:
+        """Whether a process of this script has left word."""
+        text = os.environ.get(VARIABLE, "")
+        return bool(text) and Path(text).with_name(_OUTCOME).exists()
+
+    @classmethod
     def leave(cls, error: BaseException | None, step: int) -> None:
         """Leave word for the service, if there is one; the first process that does is heard."""
         text = os.environ.get(VARIABLE, "")

@@ -35,7 +35,7 @@ from fedwan.site.alone import Alone
 from fedwan.site.assignment import Assignment, Outcome, end_with
 from fedwan.site.checkpoint import Stateful
 from fedwan.site.group import open_group
-from fedwan.site.script import Script
+from fedwan.site.script import ONCE, Script
 from fedwan.site.site import Membership, Site
 from fedwan.weights import load_initial
 from fedwan.workloads.base import NetworkKind
@@ -90,12 +90,30 @@ def join(
         ConfigError: the run's strategy does not fit the networks.
     """
     end_in_a_line()
-    for what, given in (("networks", networks), ("optimizers", optimizers)):
-        if not isinstance(given, Mapping) or not given:
+    if Outcome.is_left():
+        raise UserError(ONCE)
+    for what, given, kind, least in (
+        ("networks", networks, nn.Module, 1),
+        ("optimizers", optimizers, torch.optim.Optimizer, 1),
+        ("state", state or {}, object, 0),
+        ("kinds", kinds or {}, str, 0),
+    ):
+        if not isinstance(given, Mapping) or len(given) < least:
             raise UserError(
-                f"fedwan.join got no {what} by name, but a {type(given).__name__}; give at least "
-                f'one, as in {what}={{"net": …}}'
+                f"fedwan.join got no {what} by name, but a {type(given).__name__}; give a dict, as "
+                f'in {what}={{"net": …}}'
             )
+        for name, value in given.items():
+            if not isinstance(name, str) or not isinstance(value, kind):
+                raise UserError(
+                    f"{what}[{name!r}] is a {type(value).__name__}; give a {kind.__name__} by a "
+                    "name, which is text"
+                )
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 0 <= steps < 1 << 31:
+        raise UserError(f"steps = {steps!r} is no number of steps; give an int, as in steps=2000")
+    for what, call in (("evaluate", evaluate), ("sample", sample)):
+        if call is not None and not callable(call):
+            raise UserError(f"{what} is a {type(call).__name__}; give a function")
     if odd := [name for name in networks if not re.fullmatch(r"[\w-]+", name)]:
         raise UserError(
             f"networks has the name {odd[0]!r}, of which no setting can be named (outer.NAME.lr); "

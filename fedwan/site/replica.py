@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedwan.codecs import Codec, Coded
 from fedwan.codecs.payload import Source
@@ -65,7 +66,7 @@ class Replica:
         is_mirrored: bool = False,
     ) -> None:
         self.group = group or Group()
-        _check(networks)
+        check_trainable(networks)
         if self.group.size > 1:
             reshard(networks.values())  # one that has stepped before may hold its weights whole
         self.inner = NamedOptimizers.of(networks, optimizers)
@@ -397,9 +398,14 @@ class Replica:
                 reshard(self.trained.values())
 
 
-def _check(networks: Mapping[str, nn.Module]) -> None:
+def check_trainable(networks: Mapping[str, nn.Module]) -> None:
     """Refuse tensors that cannot be trained, or written to."""
     for name, tensor in _named(networks):
+        if is_lazy(tensor):
+            raise UserError(
+                f"{name!r} has no shape yet; call its network once before fedwan.join and its "
+                "optimiser, or give the layer its number of inputs"
+            )
         is_spread = any(n > 1 and not s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
         if tensor.is_meta or (is_spread and not is_cut(tensor)):
             raise UserError(

@@ -22,6 +22,10 @@ DATA_ENDED = (
     "the script's data ended at step {0.step} of {0.num_steps}; take a loader that begins anew, as "
     "fedwan.data.Loader does"
 )
+ONCE = (
+    "a script takes part in its run once, and this one has already; put all networks and phases "
+    "into one fedwan.join(...) and one `with`"
+)
 PAST_END = (
     "a step was begun at step {0.step} of {0.num_steps}, after the end of the run; leave the loop "
     "once site.is_done"

@@ -44,7 +44,15 @@ from fedwan.site.order import StepOrder
 from fedwan.site.place import Place
 from fedwan.site.quality import Quality
 from fedwan.site.replica import Replica
-from fedwan.site.script import DATA_ENDED, LEFT_EARLY, NOT_JOINED, PAST_END, Script, scalars
+from fedwan.site.script import (
+    DATA_ENDED,
+    LEFT_EARLY,
+    NOT_JOINED,
+    ONCE,
+    PAST_END,
+    Script,
+    scalars,
+)
 from fedwan.site.stub import CoordinatorStub
 from fedwan.state import layout_to_json
 from fedwan.strategy import SiteHook, Strategy
@@ -140,6 +148,8 @@ class Site:
             LinkLost: the coordinator could not be reached for too long.
             SessionLost: another process of this site took over, or the coordinator is a new one.
         """
+        if self._has_joined:
+            raise UserError(ONCE)
         try:
             self.step = self._join()
             self._has_joined = True

@@ -32,11 +32,8 @@ def run_script(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
 
 def test_they_find_a_recipe_s_page_of_one_s_own(tmp_path: Path) -> None:
     (tmp_path / "sites").mkdir()
-    page = (
-        DATA
-        + "\n    USES = ()\n    build = None\n\n    def dataset(config, site):\n        return Numbers()\n"
-    )
-    (tmp_path / "sites" / "own.py").write_text(dedent(page))
+    page = "\nUSES = ()\nbuild = None\n\ndef dataset(config, site):\n    return Numbers()\n"
+    (tmp_path / "sites" / "own.py").write_text(dedent(DATA) + page)
     ran = run_script(
         tmp_path,
         """

@@ -158,6 +158,11 @@ def test_a_script_that_ends_well_has_taken_part_and_its_first_word_is_heard(tmp_
     assert word == {"error": "", "text": "", "step": 8}
 
 
+def test_a_script_that_fails_after_the_run_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"failed after it \(exit status 1\): no room for pictures"):
+        run(tmp_path, "joined(); Outcome.leave(None, 8); sys.exit('no room for pictures')")
+
+
 @pytest.mark.slow
 def test_the_service_is_told_when_a_script_is_let_in_and_why_it_is_started_again(
     tmp_path: Path,

@@ -71,6 +71,10 @@ def test_a_round_beyond_the_policy_s_patience_is_told() -> None:
     found = predicted("h", *CODEC, rate_mbit=10.0, **settings)
     assert found.stopped == "round 1 had 0 of 4 contributions after 60 s"
     assert math.isnan(found.utilisation)
+    # However long rounds are, it is found in seconds.
+    settings["round"] = RoundConfig(patience_s=1e6)
+    long = predicted("h", *CODEC, rate_mbit=0.1, **settings)
+    assert 0 < long.utilisation < 0.01
 
 
 def ranked(asked: Question) -> list[Prediction]:

@@ -22,6 +22,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.simulation import Absence, simulate
 from fedwan.site import alone, quality
 from fedwan.site.alone import Alone
+from fedwan.site.assignment import VARIABLE, Outcome
 from fedwan.site.site import Site
 from fedwan.state import State, hash_state
 from tests.site.support import Batches, asked, network
@@ -275,6 +276,14 @@ def stray(trainer: Trainer) -> None:
     trainer.join(steps=4)
 
 
+def twice(trainer: Trainer) -> None:
+    with trainer.join(steps=4) as site:
+        for _ in site:
+            trainer.step(site.reduce)
+    with site:
+        raise AssertionError("nobody is there any more")
+
+
 def share(trainer: Trainer) -> None:
     head = nn.Sequential(trainer.net[0][0], nn.Linear(16, 2))  # type: ignore[index]
     trainer.optimizer.add_param_group({"params": head[1].parameters()})
@@ -289,7 +298,25 @@ ALONE_TOO: list[tuple[Callable[[Trainer], object] | dict[str, Any], str]] = [
     ({"sample": lambda num, seed: [num]}, "sample(1, 0) returned a list of shape (); return one"),
     ({"sample": lambda n, seed: torch.ones(n, 8, 8)}, "of shape (1, 8, 8); return one tensor"),
     ({"sample": lambda num, seed: 1 / 0}, "sample failed: ZeroDivisionError: division by zero"),
-    ({"networks": [nn.Linear(2, 2)]}, "got no networks by name, but a list; give at least one"),
+    ({"networks": [nn.Linear(2, 2)]}, "got no networks by name, but a list; give a dict, as in"),
+    (
+        {"networks": {"net": nn.Linear(2, 2).state_dict()}},
+        "['net'] is a OrderedDict; give a Module",
+    ),
+    ({"networks": {0: nn.Linear(2, 2)}}, "networks[0] is a Linear; give a Module by a name"),
+    (
+        lambda trainer: trainer.join(
+            networks={"net": nn.Sequential(trainer.net, nn.LazyLinear(2))}, steps=4
+        ),
+        "'net/1.weight' has no shape yet; call its network once before",
+    ),
+    ({"optimizers": {"net": "adamw"}}, "optimizers['net'] is a str; give a Optimizer by"),
+    ({"state": [3]}, "got no state by name, but a list; give a dict"),
+    ({"kinds": "adversarial"}, "got no kinds by name, but a str; give a dict"),
+    ({"steps": 20.0}, "steps = 20.0 is no number of steps; give an int, as in steps=2000"),
+    ({"steps": -5}, "steps = -5 is no number of steps"),
+    ({"steps": 10**20}, "steps = 100000000000000000000 is no number of steps"),
+    ({"evaluate": 3}, "evaluate is a int; give a function"),
     ({"networks": {"my.net": nn.Linear(2, 2)}}, "networks has the name 'my.net', of which no"),
     ({"networks": {}}, "got no networks by name, but a dict; give"),
     ({"optimizers": {}}, "got no optimizers by name, but a dict; give"),
@@ -329,12 +356,21 @@ def test_what_cannot_be_joined_or_goes_wrong_is_told_alone_and_in_a_run(
 ) -> None:
     def train(trainer: Trainer) -> object:
         if isinstance(script, dict):
-            return loop(trainer, never, steps=4, **script)
+            return loop(trainer, never, **{"steps": 4, **script})
         return script(trainer)
 
     assert told in refused(tmp_path, train, "steps=4", "h=4")
     with pytest.raises(UserError, match=re.escape(told)):
         train(Trainer("sgd"))
+
+
+def test_a_script_that_has_left_its_run_cannot_join_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "assignment.json"))
+    Outcome.leave(None, 8)
+    with pytest.raises(UserError, match="put all networks and phases into one fedwan.join"):
+        Trainer("sgd").join(steps=4)
 
 
 def test_an_error_of_the_script_s_own_goes_to_the_hook_that_was_there(
@@ -485,6 +521,7 @@ NO_REDUCE = in_loop(lambda trainer, site: trainer.step())
             "strategy=diloco",
             "optimiser name 'a|b' holds a '|'",
         ),
+        (twice, "strategy=diloco", "a script takes part in its run once, and this one has already"),
         (spread, "strategy=diloco", "'net/mask' lies on meta or is an expanded view"),
         (in_loop(remember), "strategy=diloco", "keeps 'global', which no checkpoint"),
     ],
