@@ -20,7 +20,7 @@ from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.records import Totals
 from fedwan.coordinator.snapshots import Snapshots
 from fedwan.coordinator.telling import Event, TellingLock
-from fedwan.errors import JOIN_FIRST, SessionLost
+from fedwan.errors import JOIN_FIRST, PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.agreement import Agreement
 from fedwan.protocol.evaluation import Evaluation
@@ -164,6 +164,7 @@ class Federation:
             gone = self.registry.absent(now_s)
             verdict, merges = self.rounds.advance(now_s, len(self.live()), gone)
             if self.masking and (present := self.rounds.round):
+                merges = self._of_present_weights(merges)
                 # What is merged now cannot be taken out of the sum, whoever is let go meanwhile.
                 at = present.fragment.index, present.version
                 self.masking.asked[at] = [merge.key.site for merge in present.merged]
@@ -172,6 +173,21 @@ class Federation:
             if verdict == "close" and self.rounds.round and self.rounds.round.is_held:
                 merges = self._sift(merges)
             return verdict, merges
+
+    def _of_present_weights(self, merges: list[Merge[Contribution]]) -> list[Merge[Contribution]]:
+        """Without those of others under masks, which would not come off: some came before these."""
+        found, masking, model = [], self.masking, self.model
+        assert masking and model
+        for merge in merges:
+            key, bundle = merge.key, merge.contribution.bundle
+            try:
+                assert bundle is not None, "none is taken without masks"
+                masking.check(key, bundle, model.known_hash(key.fragment, key.version))
+                found.append(merge)
+            except PayloadError as error:
+                self.rounds.leave_out(merge)
+                self.refuse_contribution(key, str(error))
+        return found
 
     def _sift(self, merges: list[Merge[Contribution]]) -> list[Merge[Contribution]]:
         """What is merged of all that a round was given where nothing tells what is usual."""

@@ -93,9 +93,9 @@ class Masking:
                 )
         return ""
 
-    def note_durable(self, version: int) -> None:
-        """Even if the newest checkpoint is lost, the run goes on from this version."""
-        self.asked = {key: names for key, names in self.asked.items() if key[1] >= version}
+    def note_durable(self, versions: Sequence[int]) -> None:
+        """Even if the newest checkpoint is lost, fragments go on from these versions."""
+        self.asked = {(i, v): names for (i, v), names in self.asked.items() if v >= versions[i]}
 
     def welcome(self) -> dict[str, Any]:
         """Fields of the answer to a Join."""

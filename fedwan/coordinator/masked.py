@@ -170,6 +170,11 @@ def take_masks_off(
     masking, began_s = hub.masking, time.monotonic()
     assert masking is not None
     index, version = round_.fragment.index, round_.version
+    if len(round_.merged) < masking.needed:
+        raise UserError(
+            f"of the contributions to round {version + 1}, {len(round_.merged)} can be added up, "
+            f"and masks come off {masking.needed}: {hub.last_refusal}"
+        )
     if not merger.is_saved:
         merger.save(folder, round_, masking.run_id)
     found = {m.key.site: m.contribution.bundle for m in round_.merged}

@@ -295,6 +295,8 @@ class CoordinatedRun:
             round_ = rounds.begin(began_s)
             round_.is_held = hub.gate.is_warming(round_.fragment.index)
         fragment = round_.fragment
+        if hub.masking:
+            model.hash_of(fragment)  # from here on contributions are compared with it
         merger = self._mergers.of(fragment)
         if round_.is_closed:  # by an earlier start, with a sum that is still under masks
             samples: list[Sample] = [{} for _ in round_.merged]
@@ -456,10 +458,11 @@ class CoordinatedRun:
         self._record({"kind": "event", "event": "checkpoint", "site": None, "versions": versions})
         if versions != self._saved[1]:
             # Sites keep what they need to go on from the one before, too: this one may be damaged.
-            hub.durable_version, self._saved = self._saved[0], (model.version, versions)
+            hub.durable_version, durable = self._saved
+            self._saved = (model.version, versions)
             with hub.changed:
-                if hub.masking:
-                    hub.masking.note_durable(hub.durable_version)
+                if hub.masking and durable:
+                    hub.masking.note_durable(durable)
 
     def _write(self, event: str, site: str | None, text: str, **details: Any) -> None:
         self._record({"kind": "event", "event": event, "site": site, "text": text, **details})

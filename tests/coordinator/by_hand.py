@@ -182,8 +182,9 @@ class RunByHand:
             work=wire.Work(steps=1, samples=BATCH),
         )
         if (masking := self.hub.masking) and site in SITES and fragment < len(self.versions):
-            model = self.hub.model
-            known = model.known_hash(fragment, version) if model else ""
+            model, known = self.hub.model, ""
+            if model and version == model.versions[fragment]:
+                known = model.hash_of(self.fragments[fragment])
             header.bundle.epoch, header.bundle.sealed[:] = masking.epoch, [bytes(76)] * 3
             header.bundle.hashes[:] = map(hash_of, SEEDS[site])
             if self.hub._rounds:

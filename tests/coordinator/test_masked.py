@@ -205,7 +205,10 @@ def test_an_operator_cannot_let_go_of_a_site_whose_shares_are_needed() -> None:
     masking.keep("s2", wire.MaskCard(site="s2"))
     masking.asked[0, 4] = ["s2", "s3"]
     assert "to take the masks off round 5; ask again" in masking.needs("s2", ["s1", "s3"])
-    masking.note_durable(5)
+    masking.asked[1, 9] = ["s2", "s3"]  # of a network that travels twice a round
+    masking.note_durable([5, 9])
+    assert "to take the masks off round 10" in masking.needs("s2", ["s1", "s3"])
+    masking.note_durable([5, 10])
     assert not masking.needs("s2", ["s1", "s3"])
 
 
@@ -268,11 +271,40 @@ def test_who_is_in_the_present_sum_is_needed_for_it() -> None:
         rounds=SimpleNamespace(advance=lambda *_: ("wait", merges), round=round_),
         live=lambda: masking.names,
         masking=masking,
+        _of_present_weights=lambda merges: merges,
     )
     assert not masking.needs("s1", ["s2", "s3"])
     Federation.advance(hub)
     assert "is needed to take the masks off round 5" in masking.needs("s1", ["s2", "s3"])
     assert not masking.needs("s2", ["s1", "s3"])
+
+
+def test_what_came_before_its_weights_were_known_is_compared_with_them_later() -> None:
+    masking = Masking("run", ["s1", "s2", "s3"], 2)
+    masking.set_sizes(0, 4, [3])
+    merges, refused, left_out = [], [], []
+    for site, weights in (("s1", "right"), ("s2", "other"), ("s3", "right")):
+        bundle = wire.MaskBundle(epoch=masking.epoch, basis=masking.basis(0, 4, weights))
+        bundle.sealed[:], bundle.hashes[:] = [bytes(76)] * 3, [hash_of(b"")] * 3
+        merges.append(
+            SimpleNamespace(key=Key(0, 4, site), contribution=SimpleNamespace(bundle=bundle))
+        )
+    hub: Any = SimpleNamespace(
+        masking=masking,
+        model=SimpleNamespace(known_hash=lambda *_: "right"),
+        rounds=SimpleNamespace(leave_out=left_out.append),
+        refuse_contribution=lambda key, why: refused.append((key.site, why)),
+    )
+    assert Federation._of_present_weights(hub, merges) == [merges[0], merges[2]]  # type: ignore[arg-type]
+    assert left_out == [merges[1]]
+    assert refused[0][0] == "s2" and "starts from other weights than version 4's" in refused[0][1]
+    # Of so few nobody could take the masks off.
+    hub.changed, hub.last_refusal = Condition(), "contribution of s2 refused"
+    round_: Any = SimpleNamespace(fragment=SimpleNamespace(index=0), version=4, merged=merges[:1])
+    with pytest.raises(
+        UserError, match="round 5, 1 can be added up, and masks come off 2: contribution"
+    ):
+        take_masks_off(hub, round_, "", SimpleNamespace(is_saved=True), Path(), print, 1.0)  # type: ignore[arg-type]
 
 
 def contributing(folder: Path, *sites: str) -> Bench:
