@@ -145,7 +145,9 @@ class Calls(RuleBasedStateMachine):
         last = self.hub._rounds.round if self.hub._rounds else None
         if last is not None and last.is_closed and not last.is_on_arrival:
             due = {key for key in self.accepted if key[:2] == (last.fragment.index, last.version)}
-            assert due <= {merge.key for merge in last.merged}
+            # Those of unknown weights under masks are compared with them once they are known.
+            assert due <= {*(merge.key for merge in last.merged), *last.left_out}
+            assert not last.left_out or self.hub.masking
         self._hold()
 
     @rule(seconds=st.sampled_from((1.0, 15.0, 70.0, 1000.0)))
