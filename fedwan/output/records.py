@@ -159,9 +159,7 @@ class Recorder:
         self._file: TextIO = path.open("a", encoding="utf-8")
         self._lock = Lock()
         self._journal = Journal(out / JOURNAL, is_new=resumed is None, sign=sign)
-        if cut := self._journal.num_cut:
-            text = f"{cut} bytes at the end of {JOURNAL} were no whole line; they are cut off"
-            self.write({"kind": "event", "event": "warning", "site": None, "text": text})
+        self._num_cut = self._journal.num_cut
 
     def write(self, row: Mapping[str, Any]) -> Record | None:
         """Append one row; `t` is filled in. Values that are not finite become null."""
@@ -169,6 +167,10 @@ class Recorder:
         record = to_record(row)
         if row["kind"] == "event":
             self._journal.append(row)
+            if cut := self._num_cut:  # after the line that says by which key all are signed now
+                self._num_cut = 0
+                text = f"{cut} bytes at the end of {JOURNAL} were no whole line; they are cut off"
+                self.write({"kind": "event", "event": "warning", "site": None, "text": text})
             return record
         assert record is not None, f"no record is of kind {row['kind']!r}"
         with self._lock:

@@ -215,6 +215,24 @@ def test_who_signed_a_run_is_told_and_that_an_authority_knows_them(
     assert found["keys"]["s1"] == [fingerprint(key)]
 
 
+def test_a_coordinator_that_died_in_a_line_may_come_back_with_another_key(
+    signed: list[bytes], rows: list[dict[str, Any]], foreign_identities: Path, tmp_path: Path
+) -> None:
+    (tmp_path / JOURNAL).write_bytes(b"".join(signed) + b'{"kind":"ev')
+    other = Identity.load(foreign_identities / "coordinator", "coordinator")
+    recorder = Recorder(tmp_path, (99, [99]), other.sign)
+    held = verify(tmp_path)
+    (latest,) = [row for row in rows if row["event"] == "version"][-1:]
+    told = {"versions": [latest["version"]], "weights": [latest["weights"]]}
+    resume = {"event": "resume", "run": rows[0]["run"], **told}
+    about = {"kind": "event", "site": None, "text": "", "certificate": other.cert_pem.decode()}
+    recorder.write(about | resume)
+    recorder.close()
+    assert kinds(tmp_path)[-2:] == ["resume", "warning"]
+    found = verify(tmp_path)
+    assert len(found["keys"]["the coordinator"]) == 2 and found["lines"] == held["lines"] + 2
+
+
 NOT_SIGNED = "the coordinator has not signed it"
 NOT_BY_SITE = "s1 has not signed this contribution"
 
