@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 
 from fedwan.errors import IdentityError
 from fedwan.link.tls import FILES, Identity, now, parse_file, read_file
@@ -104,9 +106,9 @@ class Admission:
         """Issuers whose list has lapsed, and was told to have."""
         self._gone_s = 0.0
         """When the file was first missed; 0 while it is there."""
-        for issuer, crl in self._lists.items():
+        for _, crl in self._lists:
             if _has_lapsed(crl):
-                self._warn(issuer)
+                self._warn(crl.issuer)
 
     def objection(self, certificate: x509.Certificate) -> str:
         """Why a certificate, which TLS has verified, is not served now; empty if it is.
@@ -135,43 +137,56 @@ class Admission:
             _log.warning("%s has no valid list of %s: copy a new one there", path, text)
 
     def _objection(self, certificate: x509.Certificate) -> str:
-        expires, issuer = certificate.not_valid_after_utc, certificate.issuer
+        expires = certificate.not_valid_after_utc
         if expires <= now():
             return f"expired on {expires:%Y-%m-%d %H:%M} UTC"
         if self._gone_s and time.monotonic() - self._gone_s > GONE_S:
             return _GONE
-        if issuer not in self._lists:
+        lists = [crl for authority, crl in self._lists if _has_issued(authority, certificate)]
+        if not lists:
             return "is of an authority without a revocation list here"
-        crl = self._lists[issuer]
-        if _has_lapsed(crl):
-            return _LAPSE
-        if crl.get_revoked_certificate_by_serial_number(certificate.serial_number) is not None:
+        serial_number = certificate.serial_number
+        if any(crl.get_revoked_certificate_by_serial_number(serial_number) for crl in lists):
             return _REVOKED
-        return ""
+        return _LAPSE if all(map(_has_lapsed, lists)) else ""
 
 
 def _has_lapsed(crl: x509.CertificateRevocationList) -> bool:
     return crl.next_update_utc is not None and crl.next_update_utc <= now()
 
 
-def _read_lists(folder: Path) -> dict[x509.Name, x509.CertificateRevocationList]:
-    """The revocation lists of a coordinator's folder, by authority; only of those trusted here."""
+@lru_cache(maxsize=1 << 10)
+def _has_issued(authority: x509.Certificate, certificate: x509.Certificate) -> bool:
+    """By its key: another authority may have its name."""
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _read_lists(folder: Path) -> list[tuple[x509.Certificate, x509.CertificateRevocationList]]:
+    """The revocation lists of a coordinator's folder, each with its authority, trusted here."""
     path, ca_path = folder / "crl.pem", folder / "ca.crt"
     if not path.exists():
         raise IdentityError(
             f"{path} is missing, the authority's list of revoked certificates; copy its "
             "ca/crl.pem there"
         )
-    keys = {ca.subject: ca.public_key() for ca in parse_file(read_file(ca_path), ca_path)}
+    authorities = parse_file(read_file(ca_path), ca_path)
     mend = "copy it again from the authority"
     try:
-        found = {crl.issuer: crl for crl in read_lists(read_file(path)) if crl.issuer in keys}
+        lists = read_lists(read_file(path))
     except ValueError:
         raise IdentityError(f"{path} cannot be read as PEM; {mend}") from None
-    if not found or not all(
-        crl.is_signature_valid(keys[issuer])  # type: ignore[arg-type]
-        for issuer, crl in found.items()
-    ):
+    lists = [crl for crl in lists if crl.issuer in {ca.subject for ca in authorities}]
+    found = [
+        (ca, crl)
+        for crl in lists
+        for ca in authorities
+        if crl.issuer == ca.subject and crl.is_signature_valid(ca.public_key())  # type: ignore[arg-type]
+    ]
+    if not found or {id(crl) for crl in lists} != {id(crl) for _, crl in found}:
         raise IdentityError(f"{path} was not signed by {ca_path}; {mend}")
     return found
 

@@ -192,6 +192,26 @@ def test_revoking_signs_a_longer_list_for_the_coordinator(authority: Authority) 
         assert revoked_serials(authority.directory / folder / "crl.pem") == expected
 
 
+def test_of_two_authorities_of_one_name_each_one_s_list_holds_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name_of, folder, parts = certificates.name_of, tmp_path / "both", []
+    monkeypatch.setattr(certificates, "name_of", lambda name: name_of(name.partition(" ")[0]))
+    for name in ("old", "new"):  # as when a key is replaced, and sites follow one by one
+        Authority.make(tmp_path / name / "pki", PASSPHRASE)
+        authority = Authority.open(tmp_path / name / "pki", PASSPHRASE)
+        sites = [admit(authority, site) for site in ("coordinator", "s1", "s2")][1:]
+        authority.revoke("s1" if name == "old" else "s2")
+        parts.append((authority.directory / "coordinator", map(certificate_of, sites)))
+    folder.mkdir()
+    for file in ("ca.crt", "crl.pem"):
+        (folder / file).write_bytes(b"".join((part / file).read_bytes() for part, _ in parts))
+    assert len({certificate_of(part, "ca.crt").subject for part, _ in parts}) == 1
+    admission = Admission(folder)
+    found = [[admission.objection(site) for site in sites] for _, sites in parts]
+    assert found == [["is revoked", ""], ["", "is revoked"]]
+
+
 def test_a_renewed_identity_has_the_same_key_and_the_old_one_stays_valid(
     authority: Authority,
 ) -> None:
