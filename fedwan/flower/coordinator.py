@@ -87,6 +87,8 @@ def coordinating(
     still at work.
     """
     out, folder = Path(config.out), Path(config.out) / "flower"
+    if "?" in str(folder.absolute()):  # to SuperLink, where the path of its database ends
+        raise ConfigError(f"out = {config.out!r}: its path has a '?'; choose another folder")
     Status.end_orphan(serverapp_files(out)[1])
     # The ServerApp will listen there, seconds from now: say at once if it cannot.
     processes.listen(config.link.listen, "link.listen").close()

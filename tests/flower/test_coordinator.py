@@ -78,6 +78,8 @@ def test_a_port_that_is_not_set_or_in_use_is_told_before_anything_starts(
         told = rf"link\.{key} = .*:{port} cannot be listened on: .* in use"
         with pytest.raises(ConfigError, match=told):
             serve(config_for(tmp_path, **{key: port}), identities / "coordinator")
+    with pytest.raises(ConfigError, match=r"has a '\?'; choose another folder"):
+        serve(config_for(tmp_path / "why?"), identities / "coordinator")
     assert not (tmp_path / "flower").exists()
 
 
