@@ -311,6 +311,12 @@ class Patience:
         self._failing_since = None
         self._wait_s = FIRST_WAIT_S
 
+    def spoilt(self, error: PayloadError) -> None:
+        """What came cannot be used: raise that, but for damage, which another attempt may mend."""
+        self._damaged += 1
+        if "damaged" not in str(error) or self._damaged > MAX_DAMAGED:
+            raise error from None
+
     def failed(self, error: grpc.RpcError) -> None:
         """Wait before the next attempt, or raise what no attempt can mend; else `LinkLost`."""
         code, text = error.code(), _UNREACHED.sub("", str(error.details()))
@@ -321,9 +327,7 @@ class Patience:
         if code is Code.RESOURCE_EXHAUSTED and "larger than max" in text:
             raise PayloadError(f"too much for one message: {text}")
         if code is Code.INVALID_ARGUMENT:
-            self._damaged += 1
-            if "damaged" not in text or self._damaged > MAX_DAMAGED:
-                raise PayloadError(text) from None
+            self.spoilt(PayloadError(text))
         elif code not in _PASSING:
             raise LinkLost(f"the coordinator at {self._address} answers {code.name}: {text}")
         now_s = time.monotonic()

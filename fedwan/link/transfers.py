@@ -259,6 +259,8 @@ def download(down: Direction, patience: Patience, request: wire.DownloadRequest)
                 wanted.checksum = first.header.checksum
             _fetch(down, incoming, wanted, chain([first], parts))
             patience.succeeded()
+        except PayloadError as error:
+            patience.spoilt(error)
         except grpc.RpcError as error:
             # A stream may break when the others have brought all that was missing.
             if incoming is None or incoming.missing():
