@@ -74,6 +74,10 @@ class RunStopped(FedwanError):
     """The run ended before its last step: stopped from outside, or below its quorum."""
 
 
+class FailedAfter(FedwanError):
+    """A script took part to its run's end, and then failed."""
+
+
 class SiteDrained(RunStopped):
     """The run's operator has asked this site to leave, which it has done in order."""
 

@@ -27,7 +27,7 @@ from fedwan.cli.arguments import (
 )
 from fedwan.cli.folder import choose_folder, holds_run, load_config
 from fedwan.config import COMMAND, Config
-from fedwan.errors import ConfigError, RunStopped
+from fedwan.errors import ConfigError, FailedAfter, FedwanError, RunStopped
 from fedwan.flower.processes import stop_on_sigterm
 from fedwan.output.board import read_run
 from fedwan.output.live import watch
@@ -222,7 +222,7 @@ def run_here(
 
 def start(config: Config, services: RunServices) -> None:
     """Run services to the end of a run, and show its summary; of a run that is done, only that."""
-    out, console = Path(config.out), Console()
+    out, console, failed = Path(config.out), Console(), None
     short = out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out
     if not (out / "summary.json").exists():
         try:
@@ -232,11 +232,24 @@ def start(config: Config, services: RunServices) -> None:
             raise ConfigError(text) from None
         typer.echo(f"results go to {short}")
         _run_and_watch(config, services, console)
+        failed = _failed_after(out)
     else:
         typer.echo(f"the run in {short} is complete, and nothing was run")
     summary = read_summary(out / "summary.json")
     board, _ = read_run(out)
     console.print(render_summary(summary, board, short))
+    if failed is not None:
+        raise failed
+
+
+def _failed_after(out: Path) -> FedwanError | None:
+    """Of sites on this machine, what a script failed with once the run was done."""
+    from fedwan.flower.status import Status
+
+    for path in sorted(out.glob("sites/*/clientapp.json")):
+        if (status := Status.read(path)) and status.error == FailedAfter.__name__:
+            return FailedAfter(f"site {path.parent.name}: {status.text}")
+    return None
 
 
 def _run_and_watch(config: Config, services: RunServices, console: Console) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedwan.config import from_json
-from fedwan.errors import DiskFull, FedwanError, UserError
+from fedwan.errors import DiskFull, FailedAfter, FedwanError, UserError
 from fedwan.files import no_room
 from fedwan.flower.processes import Service, last_line
 from fedwan.flower.serverapp import RECORD
@@ -86,7 +86,7 @@ def train(ticket: Ticket, site: SiteFile, tell: Callable[[str, str], None]) -> N
         if outcome and not outcome.error:
             if code > 0:
                 text = f"{last_line(_log_of(site), is_placed=True)} (log {_log_of(site)})"
-                raise UserError(
+                raise FailedAfter(
                     "the training script took part to the run's end, and failed after it "
                     f"(exit status {code}): {text}"
                 )

@@ -15,7 +15,7 @@ import pytest
 
 from fedwan.app import load_run
 from fedwan.config import Config, EvalConfig, to_json
-from fedwan.errors import ConfigError, DiskFull, FedwanError, JoinRefused, UserError
+from fedwan.errors import ConfigError, DiskFull, FailedAfter, FedwanError, JoinRefused, UserError
 from fedwan.flower.clientapp import train
 from fedwan.flower.site_file import SiteFile, find_command
 from fedwan.flower.status import Status
@@ -159,7 +159,7 @@ def test_a_script_that_ends_well_has_taken_part_and_its_first_word_is_heard(tmp_
 
 
 def test_a_script_that_fails_after_the_run_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"failed after it \(exit status 1\): no room for pictures"):
+    with pytest.raises(FailedAfter, match=r"failed after it \(.* 1\): no room for pictures"):
         run(tmp_path, "joined(); Outcome.leave(None, 8); sys.exit('no room for pictures')")
 
 
