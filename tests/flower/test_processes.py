@@ -130,6 +130,25 @@ def test_what_a_process_holds_and_has_started_ends_with_it(tmp_path: Path) -> No
             pass
 
 
+def test_a_folder_is_waited_for_with_one_line_as_a_killed_parent_leaves_a_service_for_seconds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = (
+        "import time; from pathlib import Path; from fedwan.flower.processes import only_one\n"
+        f"with only_one(Path({str(tmp_path)!r}), 'dir'): print('up', flush=True); time.sleep(2)"
+    )
+    log = tmp_path / "it.log"
+    orphan = Service("it", [sys.executable, "-c", code], log, flower_environment(tmp_path))
+    eventually(lambda: is_up(orphan))
+    with pytest.raises(ConfigError, match="in use"), only_one(tmp_path, "dir", 0.1):
+        pass
+    caplog.clear()
+    with serving(tmp_path, "dir", "a.log", patience_s=20.0):
+        eventually(lambda: orphan.poll() == 0)
+    told = f"dir {tmp_path} is in use by another service; waiting up to 20 s for its end"
+    assert caplog.messages == [told]
+
+
 def test_a_full_disk_is_blamed_for_what_is_not_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
