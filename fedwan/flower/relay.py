@@ -46,6 +46,8 @@ _HANDSHAKE_S = 10.0
 _FOREIGN = (7, 18, 19, 20, 21)
 _CALL = re.compile(rb"/v1/fleet/[a-z]+(-[a-z]+)*")
 _REFUSED = "fedwan-refused"
+REPLACED = "has taken the place of this one"
+"""Ends what a SuperNode is told after which another one came with its certificate."""
 _RENEW_S = 2.0
 _LATE_S = 0.1
 """In which handshakes end that had begun when the relay stops."""
@@ -199,9 +201,8 @@ class Relay(ABC):
         path: bytes = request.scope["raw_path"]
         peer, name, who = peer_of(request), "", "local"
         if peer is not None:
-            host = request.client.host if request.client else "an unknown address"
             name = common_name(peer)
-            who = f"site {name} at {host}"
+            who = f"site {name} at {host_of(request)}"
         if request.method != "POST" or request.scope["query_string"] or not _CALL.fullmatch(path):
             asked = f"{request.method} {path[:200].decode('ascii', 'replace')}"
             self._tell(name, f"{who} asked for {asked!r}; only Fleet calls pass")
@@ -282,6 +283,11 @@ def peer_of(request: Request) -> x509.Certificate | None:
     """The certificate that TLS has verified; None on loopback, where it asks for none."""
     found = request.scope["state"].get("peer")
     return found and x509.load_der_x509_certificate(found)
+
+
+def host_of(request: Request) -> str:
+    """Where a call comes from."""
+    return request.client.host if request.client else "an unknown address"
 
 
 def text_of(error: BaseException | None) -> str:
