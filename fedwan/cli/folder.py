@@ -84,7 +84,7 @@ def load_config(
         )
     if resume and not holds_run(out):
         raise ConfigError(f"out = {config.out!r} holds no checkpoint yet; leave --resume out")
-    if resume and is_done and given:
+    if resume and is_done and given and config != load_run(path, [f"out={out}"]):
         raise ConfigError(
             f"the run in {str(out)!r} is complete, {' '.join(given)} would change nothing; "
             "train on in a new run with init.NETWORK=FILE, which `fedwan export` writes"

@@ -256,9 +256,11 @@ def test_what_a_refused_start_has_changed_is_as_it_was(done: Config) -> None:
     assert path.read_text() != held
 
 
-def test_words_on_a_run_that_is_complete_are_refused(done: Config) -> None:
+def test_words_that_change_a_run_that_is_complete_are_refused(done: Config) -> None:
     with pytest.raises(ConfigError, match="is complete, steps=5000 would change nothing"):
         load_config(Path(done.out) / "config.yaml", ["steps=5000"], resume=True)
+    same = load_config(Path(done.out) / "config.yaml", ["sites=2"], resume=True)
+    assert same.num_sites == 2  # which it began with
 
 
 def test_a_run_whose_sites_are_elsewhere_is_not_resumed_with_sites_of_this_machine(
