@@ -130,6 +130,8 @@ def _send(services: Sequence[Service], number: int) -> None:
 
 _FRAME = ("===", "---", "error_file:", "traceback :")
 """What torchrun puts around a process's exit code."""
+_OWN_INFO = re.compile(r"\S+ \S+ INFO fedwan\.")
+"""How a line begins that fedwan has logged in a training process: all was well then."""
 
 
 _PLACE = re.compile(r'  File "(.+)", line (\d+)')
@@ -149,6 +151,7 @@ def last_line(log: Path, *, is_placed: bool = False) -> str:
         return ""
     lines = [_ESCAPES.sub("", line).rstrip() for line in text.splitlines()]
     told = [line for line in lines if line and not line.strip().startswith(_FRAME)]
+    told = [line for line in told if not _OWN_INFO.match(line)]
     if not told:
         return ""
     above = [*takewhile(lambda line: line.startswith(" "), reversed(told[:-1]))]

@@ -101,6 +101,17 @@ def test_what_ignores_sigterm_is_killed_after_the_grace_and_told_with_its_last_w
     assert str(service.death()) == f"it ended with signal SIGKILL; last words: up (see {log})"
 
 
+def test_last_words_are_none_of_fedwan_s_own_lines_but_its_warnings(tmp_path: Path) -> None:
+    log, begin = tmp_path / "it.log", "2026-11-28 09:52:19,123"
+    own = f"{begin} INFO fedwan.site.site: waiting: all sites are here\n"
+    log.write_text(own)
+    assert last_line(log) == ""
+    log.write_text(f"CUDA error\n{own}")
+    assert last_line(log) == "CUDA error"
+    log.write_text(f"{own}{begin} WARNING fedwan.site.site: the disk is full\n")
+    assert last_line(log).endswith("the disk is full")
+
+
 def test_what_a_process_holds_and_has_started_ends_with_it(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path\n"
