@@ -27,7 +27,7 @@ from fedwan.cli.arguments import (
 )
 from fedwan.cli.folder import choose_folder, holds_run, load_config
 from fedwan.config import COMMAND, Config
-from fedwan.errors import ConfigError, RunStopped
+from fedwan.errors import ConfigError, RunStopped, UserError
 from fedwan.flower.processes import stop_on_sigterm
 from fedwan.output.board import read_run
 from fedwan.output.live import watch
@@ -271,5 +271,7 @@ def _run_and_watch(config: Config, services: RunServices, console: Console) -> N
         thread.join()
     if errors:
         if holds_run(out) and not isinstance(errors[0], ConfigError):  # nothing was run then
-            typer.echo(f"go on with it: {resuming(out)}")
+            # What is the user's to mend would only come again.
+            first = "once that is mended, " if isinstance(errors[0], UserError) else ""
+            typer.echo(f"{first}go on with it: {resuming(out)}")
         raise errors[0]

@@ -41,9 +41,12 @@ def leave_checkpoint(out: Path) -> None:
 def test_a_run_that_fails_says_where_it_is_and_how_to_go_on_and_a_misspelt_one_only_the_mend(
     fedwan: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    error: FedwanError = FedwanError("the true reason")
+
     def fail(config: Config, **_: object) -> None:
         leave_checkpoint(Path(config.out))
-        raise FedwanError("the true reason")
+        dump(config, Path(config.out) / "config.yaml")
+        raise error
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedwan.flower.coordinator.run_local", fail)
@@ -53,6 +56,14 @@ def test_a_run_that_fails_says_where_it_is_and_how_to_go_on_and_a_misspelt_one_o
         first, *_, last = out.splitlines()
         assert first == f"results go to {folder}"
         assert last == f"go on with it: fedwan run {tmp_path / folder / 'config.yaml'} --resume"
+    error, path = UserError("the training script failed"), tmp_path / "my run" / "config.yaml"
+    for workload, command in (
+        ("flow", f"fedwan run '{path}' --resume"),
+        ("command", f"fedwan launch --resume 'out={path.parent}'"),
+    ):
+        code, out, _ = fedwan("run", f"workload={workload}", "out=my run", "sites=1")
+        assert out.splitlines()[-1] == f"once that is mended, go on with it: {command}"
+        shutil.rmtree(path.parent)
     told = "fedwan: unknown key 'stesp' (= 3); did you mean 'steps'?\n"
     assert fedwan("demo", "stesp=3") == (2, "", told)
 
