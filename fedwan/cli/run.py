@@ -152,8 +152,9 @@ def coordinator(
     Admission(identity)
     config = load_config(config_path, words or [], resume=resume, from_version=from_version)
 
-    from fedwan.flower.coordinator import serve_coordinator
+    from fedwan.flower.coordinator import check_ports, serve_coordinator
 
+    check_ports(config)
     serve = partial(serve_coordinator, from_version=from_version)
     start(config, partial(serve, identity=identity.absolute(), resume=resume))
 

@@ -20,9 +20,10 @@ from fedwan.cli.run import start
 from fedwan.config import Config, dump
 from fedwan.errors import ConfigError, FedwanError, RunStopped, UserError
 from fedwan.flower.coordinator import _taken_back
-from fedwan.flower.processes import only_one
+from fedwan.flower.processes import listen, only_one
 from fedwan.output.outputs import Outputs
 from tests.cli.conftest import Command
+from tests.flower.fleet import free_port
 from tests.output.runs import make_config, round_row, write_run
 
 
@@ -78,6 +79,21 @@ def test_a_live_run_is_told_as_one_before_anything_else(tmp_path: Path, fedwan: 
         for more in ([], ["--resume"]):
             code, out, err = fedwan("run", f"out={tmp_path}", *more)
             assert (code, out) == (2, "") and f"out {tmp_path} is in use by another" in err
+
+
+@pytest.mark.parametrize("key", ["listen", "door"])
+def test_a_port_in_use_is_told_before_a_coordinator_s_run_has_a_folder(
+    tmp_path: Path, identities: Path, fedwan: Command, key: str
+) -> None:
+    path, identity = tmp_path / "c.yaml", str(identities / "coordinator")
+    path.write_text("workload: command\nsites: 1\n")
+    out, ports = tmp_path / "run", {"listen": free_port(), "door": free_port()}
+    with listen("127.0.0.1:0", "port") as held:
+        ports[key] = held.getsockname()[1]
+        words = [f"link.{name}=127.0.0.1:{port}" for name, port in ports.items()]
+        told = fedwan("coordinator", str(path), "--identity", identity, f"out={out}", *words)
+    assert told[:2] == (2, "") and "the port is in use" in told[2] and f"link.{key} = " in told[2]
+    assert not out.exists()
 
 
 def test_sigterm_ends_the_services_in_order(tmp_path: Path) -> None:
