@@ -115,8 +115,9 @@ def _open(directory: Path) -> Authority:
 def _passphrase(*, is_new: bool = False) -> bytes:
     given = os.environ.get(PASSPHRASE)
     if given is None and not sys.stdin.isatty():
+        verb = "gets" if is_new else "has"
         raise IdentityError(
-            f"the authority's key has a passphrase; set {PASSPHRASE}, or call this at a terminal"
+            f"the authority's key {verb} a passphrase; set {PASSPHRASE}, or call this at a terminal"
         )
     if given is None:
         words = "passphrase of the authority's key"

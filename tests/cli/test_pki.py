@@ -64,4 +64,7 @@ def test_mistakes_are_one_line(
     assert code == 2 and "cannot be read" in error and len(error.splitlines()) == 1
     monkeypatch.delenv("FEDWAN_PKI_PASSPHRASE")
     code, _, error = fedwan("pki", "init", str(tmp_path / "another"))
-    assert code == 2 and "set FEDWAN_PKI_PASSPHRASE, or call this at a terminal" in error
+    assert code == 2 and "the authority's key gets a passphrase; " in error
+    code, _, error = fedwan("pki", "sign", "none.csr", "--pki", folder)
+    assert code == 2 and "the authority's key has a passphrase; " in error
+    assert "set FEDWAN_PKI_PASSPHRASE, or call this at a terminal" in error
