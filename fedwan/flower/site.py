@@ -48,13 +48,16 @@ def serve_site(site: SiteFile) -> None:
     with (
         processes.serving(Path(site.dir), "dir", "site.log", echo=True, patience_s=_ORPHAN_S),
         processes.stop_on_sigterm(stop),
-        closing(Forwarder(site, identity)) as forwarder,
-        closing(_Supervisor(site, forwarder)) as supervisor,
     ):
-        forwarder.start(f"https://{site.door}")
-        _log.info("site %s dials front door %s", site.site, site.door)
-        while not stop.wait(_TICK_S):
-            supervisor.look()
+        with (
+            closing(Forwarder(site, identity)) as forwarder,
+            closing(_Supervisor(site, forwarder)) as supervisor,
+        ):
+            forwarder.start(f"https://{site.door}")
+            _log.info("site %s dials front door %s", site.site, site.door)
+            while not stop.wait(_TICK_S):
+                supervisor.look()
+        _log.info("site %s was told to stop, and has stopped", site.site)
 
 
 class _Supervisor:
