@@ -106,7 +106,9 @@ def launch(
 
     fedwan launch --resume --sites 3 out=runs/launch
 
-    The script calls fedwan.join; docs/start.md shows how. Results are in runs/launch.
+    The script calls fedwan.join; docs/start.md shows how.
+
+    Results are in runs/launch; a second launch goes to runs/launch-2, and so on.
     """
     settings, command = split_words(words, needs_command=not resume)
     out = choose_folder(Path("runs/launch"), settings, resume=resume)

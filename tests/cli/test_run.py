@@ -197,9 +197,8 @@ def test_a_run_that_is_done_is_shown_reported_and_not_started_again(
     assert "is complete, and nothing was run" in shown
     page.unlink()
     assert fedwan("report", done.out) == (0, f"{page}\n", "") and page.exists()
-    told = f"holds a run already; go on with it: fedwan run {path} --resume"
     code, _, err = fedwan("run", str(path))
-    assert code == 2 and told in err
+    assert code == 2 and "holds a finished run; choose another out=" in err
     code, _, err = fedwan("run", str(path), "--from-version", "3")
     assert code == 2 and "--from-version=3 is for a run that goes on; add --resume" in err
     # Without its summary it has not ended, and goes on from a checkpoint that must be whole.
@@ -208,6 +207,9 @@ def test_a_run_that_is_done_is_shown_reported_and_not_started_again(
     (page.parent / "checkpoint" / "coordinator.safetensors").write_bytes(b"cut off")
     code, _, err = fedwan("run", str(path), "--resume")
     assert code == 2 and "coordinator.safetensors" in err and err.count("\n") == 1
+    told = f"holds a run already; go on with it: fedwan run {path} --resume"
+    code, _, err = fedwan("run", str(path))
+    assert code == 2 and told in err
 
 
 @pytest.mark.parametrize(
