@@ -109,11 +109,12 @@ def _load(key: str, name: str, folder: str) -> ModuleType:
     elif "." in name and name.replace(".", "").isidentifier():
         module = _import_installed(what, name)
     else:
-        names = _names(folder)
-        mend = nearest(name, names) or (
+        names, is_workload = _names(folder), key == "workload"
+        mend = nearest(name, [*names, COMMAND] if is_workload else names) or (
             f"; a page of your own is {folder}/NAME.py in the folder that a service starts in"
         )
-        raise ConfigError(f"{what} is none of {', '.join(names)} in {folder}/{mend}")
+        more = f", nor {COMMAND}" if is_workload else ""
+        raise ConfigError(f"{what} is none of {', '.join(names)} in {folder}/{more}{mend}")
     if not hasattr(module, "build"):
         raise ConfigError(f"{what}: {module.__file__} defines no 'build'; see {_DOCS[folder]}")
     return module

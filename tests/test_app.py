@@ -128,7 +128,7 @@ def test_recipes_of_installed_packages_are_found_by_module_and_by_entry_point(
     ("word", "says"),
     [
         ("workload=my_pkg.no_recipe", "is installed here; install the package that holds it"),
-        ("workload=mind", " in sites/; did you mean 'mine'?"),
+        ("workload=mind", " in sites/, nor command; did you mean 'mine'?"),
         ("strategy=gently", "did you mean 'gentle'?"),
         ("strategy=lacking", "defines no 'build'; see docs/strategies.md"),
         (
@@ -153,6 +153,8 @@ def test_recipes_of_installed_packages_are_found_by_module_and_by_entry_point(
         ("workload=my_pkg.lacking", "No module named 'does_not_exist' (lacking.py:1)"),
         ("workload=client_app", "is none of diffusers_unet, distill, flow, gan, "),
         ("workload=../strategies/gentle", "is none of diffusers_unet, distill, flow, gan, "),
+        ("workload=comand", " in sites/, nor command; did you mean 'command'?"),
+        ("strategy=comand", " in strategies/; a page of your own is "),
         ("model.widht=3", "unknown key 'model.widht' (= 3); did you mean 'model.width'?"),
         ("model.width=wide", "model.width = 'wide' is no whole number"),
         ("inner.genrator.lr=1", "inner.genrator: workload 'mine' trains generator, discriminator"),

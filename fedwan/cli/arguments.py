@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from fedwan.config import COMMAND
+from fedwan.config_tree import read_yaml
 
 
 def argument(metavar: str, help: str = "") -> Any:
@@ -54,9 +58,12 @@ def has_sites_elsewhere(run: Path) -> bool:
 def resuming(run: Path) -> str:
     """The command that goes on with the run in this folder."""
     path = run / "config.yaml"
+    given = shlex.quote(str(path))
     if has_sites_elsewhere(run):
-        return f"fedwan coordinator {path} --identity DIR --resume"
-    return f"fedwan run {path} --resume"
+        return f"fedwan coordinator {given} --identity DIR --resume"
+    if path.exists() and read_yaml(path).get("workload") == COMMAND:
+        return f"fedwan launch --resume {shlex.quote(f'out={run}')}"
+    return f"fedwan run {given} --resume"
 
 
 def write_option(path: Path | None, text: str = "") -> None:

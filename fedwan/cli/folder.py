@@ -84,7 +84,7 @@ def load_config(
         )
     if resume and not holds_run(out):
         raise ConfigError(f"out = {config.out!r} holds no checkpoint yet; leave --resume out")
-    if resume and is_done and given:
+    if resume and is_done and given and config != load_run(path, [f"out={out}"]):
         raise ConfigError(
             f"the run in {str(out)!r} is complete, {' '.join(given)} would change nothing; "
             "train on in a new run with init.NETWORK=FILE, which `fedwan export` writes"
@@ -96,6 +96,11 @@ def load_config(
         newest_whole(out / "checkpoint")  # what is damaged is told before anything starts
     if not resume and from_version is not None:
         raise ConfigError(f"--from-version={from_version} is for a run that goes on; add --resume")
+    if not resume and is_done:
+        raise ConfigError(
+            f"out = {config.out!r} holds a finished run; choose another out=, with "
+            "init.NETWORK=FILE, which `fedwan export` writes, to train on from its weights"
+        )
     if not resume and holds_run(out):
         raise ConfigError(
             f"out = {config.out!r} holds a run already; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -73,7 +74,8 @@ def _exit_code(words: list[str]) -> int:
     except OSError as error:
         if full := disk_full(error):
             return _say(full.exit_code, str(full))
-        if not isinstance(error, _OF_A_PATH) or error.filename is None:
+        is_of_a_path = isinstance(error, _OF_A_PATH) or error.errno == errno.EROFS
+        if not is_of_a_path or error.filename is None:
             raise
         return _say(UserError.exit_code, f"{error.filename}: {error.strerror}")
     except click.exceptions.NoArgsIsHelpError as error:

@@ -80,7 +80,7 @@ def sign(
     Compare the key that is shown with what the party was shown: another one is somebody else's.
     """
     name, fingerprint, hosts = _open(directory).sign(path, days)
-    _tell_signed(directory, name, days)
+    _tell_signed(directory, name, days, "ca.crt")
     typer.echo(f"key     {fingerprint}")
     _tell_hosts(name, hosts)
 
@@ -115,8 +115,9 @@ def _open(directory: Path) -> Authority:
 def _passphrase(*, is_new: bool = False) -> bytes:
     given = os.environ.get(PASSPHRASE)
     if given is None and not sys.stdin.isatty():
+        verb = "gets" if is_new else "has"
         raise IdentityError(
-            f"the authority's key has a passphrase; set {PASSPHRASE}, or call this at a terminal"
+            f"the authority's key {verb} a passphrase; set {PASSPHRASE}, or call this at a terminal"
         )
     if given is None:
         words = "passphrase of the authority's key"
@@ -124,8 +125,16 @@ def _passphrase(*, is_new: bool = False) -> bytes:
     return given.encode()
 
 
-def _tell_signed(directory: Path, name: str, days: int) -> None:
-    typer.echo(f"signed  {directory / name}: valid for {days} days; its files go beside the key")
+def _tell_signed(directory: Path, name: str, days: int, *more: str) -> None:
+    from fedwan.link.certificates import COORDINATOR
+
+    party, folder = "the site", directory / name
+    if name == COORDINATOR:
+        party, more = "the coordinator", (*more, "crl.pem")
+    files = " and ".join(str(folder / file) for file in ("identity.crt", *more))
+    typer.echo(f"signed  {folder}: valid for {days} days")
+    if not (folder / "identity.key").exists():  # else they are where they belong
+        typer.echo(f"next    bring {files} into {party}'s identity/")
 
 
 def _tell_hosts(name: str, hosts: list[str]) -> None:

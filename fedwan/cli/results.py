@@ -123,10 +123,16 @@ def export(
     last: Last = False,
 ) -> None:
     """Write a run's networks into DIR, as files that need no fedwan to be loaded."""
+    from safetensors import SafetensorError
+
     import fedwan
     from fedwan.weights import export as export_networks
 
-    export_networks(fedwan.load(run, ema=not last), to, folder)
+    trained = fedwan.load(run, ema=not last)
+    try:
+        export_networks(trained, to, folder)
+    except SafetensorError as error:  # which is no `OSError`, whatever the system has said
+        raise UserError(f"{folder} cannot be written: {error}; give another folder") from error
     typer.echo(folder)
 
 

@@ -27,7 +27,7 @@ from fedwan.cli.arguments import (
 )
 from fedwan.cli.folder import choose_folder, holds_run, load_config
 from fedwan.config import COMMAND, Config
-from fedwan.errors import ConfigError, FailedAfter, FedwanError, RunStopped
+from fedwan.errors import ConfigError, FailedAfter, FedwanError, RunStopped, UserError
 from fedwan.flower.processes import stop_on_sigterm
 from fedwan.output.board import read_run
 from fedwan.output.live import watch
@@ -106,7 +106,9 @@ def launch(
 
     fedwan launch --resume --sites 3 out=runs/launch
 
-    The script calls fedwan.join; docs/start.md shows how. Results are in runs/launch.
+    The script calls fedwan.join; docs/start.md shows how.
+
+    Results are in runs/launch; a second launch goes to runs/launch-2, and so on.
     """
     settings, command = split_words(words, needs_command=not resume)
     out = choose_folder(Path("runs/launch"), settings, resume=resume)
@@ -152,8 +154,9 @@ def coordinator(
     Admission(identity)
     config = load_config(config_path, words or [], resume=resume, from_version=from_version)
 
-    from fedwan.flower.coordinator import serve_coordinator
+    from fedwan.flower.coordinator import check_ports, serve_coordinator
 
+    check_ports(config)
     serve = partial(serve_coordinator, from_version=from_version)
     start(config, partial(serve, identity=identity.absolute(), resume=resume))
 
@@ -284,5 +287,7 @@ def _run_and_watch(config: Config, services: RunServices, console: Console) -> N
         thread.join()
     if errors:
         if holds_run(out) and not isinstance(errors[0], ConfigError):  # nothing was run then
-            typer.echo(f"go on with it: {resuming(out)}")
+            # What is the user's to mend would only come again.
+            first = "once that is mended, " if isinstance(errors[0], UserError) else ""
+            typer.echo(f"{first}go on with it: {resuming(out)}")
         raise errors[0]

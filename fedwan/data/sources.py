@@ -176,9 +176,11 @@ def _faults(config: DataConfig) -> Iterator[str]:
             f"dealt by data.split = {config.split!r}; set data.split=own"
         )
     if not Path(config.path).is_absolute() and not (is_own and not config.path):
+        is_there = config.path and Path(config.path).is_dir()
+        path = Path(config.path).absolute() if is_there else "/data/facades"
         yield (
             f"data.path is {config.path!r}; name the folder of images from the root, as in "
-            "/data/facades: sites run in folders of their own"
+            f"data.path={path}: sites run in folders of their own"
         )
 
 

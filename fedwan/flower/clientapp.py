@@ -135,7 +135,8 @@ def _silent_end(argv: list[str], code: int, has_joined: bool, site: SiteFile) ->
     how = f"was killed (status {code})" if code else "ended before the run did (status 0)"
     how = how if has_joined else f"{done} before it called fedwan.join"
     mend = "" if code else "; it has to train inside `with fedwan.join(...) as site`"
-    return f"{words!r} {how}; last words: {last_line(log, is_placed=True)} (log {log}){mend}"
+    last = last_line(log, is_placed=True) or "none"
+    return f"{words!r} {how}; last words: {last} (log {log}){mend}"
 
 
 def _log_of(site: SiteFile) -> Path:

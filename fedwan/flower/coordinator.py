@@ -59,6 +59,20 @@ def serve_coordinator(
 
     With `resume` it goes on from its last checkpoint, or from that of `from_version`.
     """
+    check_ports(config)
+    with (
+        processes.serving(Path(config.out), "out", "coordinator.log"),
+        coordinating(config, identity, resume=resume, from_version=from_version) as (_, run),
+    ):
+        run(stop)
+
+
+def check_ports(config: Config) -> None:
+    """Refuse ports that sites cannot know, and for a run without a folder those that are in use.
+
+    What holds the ports of a run that has one may be an orphan of its own, which ends first.
+    """
+    is_new = not Path(config.out).exists()
     for key in ("listen", "door"):
         address = getattr(config.link, key)
         if host_and_port(address)[1] == 0:
@@ -66,11 +80,8 @@ def serve_coordinator(
                 f"link.{key} = {address!r} has port 0; sites need to know the port: set it, and "
                 "open it"
             )
-    with (
-        processes.serving(Path(config.out), "out", "coordinator.log"),
-        coordinating(config, identity, resume=resume, from_version=from_version) as (_, run),
-    ):
-        run(stop)
+        if is_new:
+            processes.listen(address, f"link.{key}").close()
 
 
 @contextmanager

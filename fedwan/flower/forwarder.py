@@ -16,7 +16,7 @@ from fedwan.errors import ConfigError, IdentityError, UserError
 from fedwan.flower import private_port
 from fedwan.flower.bundle import check_bundle
 from fedwan.flower.private_port import PrivateProtocol
-from fedwan.flower.relay import Relay, reply, text_of
+from fedwan.flower.relay import REPLACED, Relay, reply, text_of
 from fedwan.flower.site_file import SiteFile
 from fedwan.link.tls import Identity, is_data_plane, now
 
@@ -68,6 +68,8 @@ class Forwarder(Relay):
                 self._lost = (
                     "the coordinator's SuperLink is a new one, or another has this identity"
                 )
+                if (text := bytes(answer.body).decode(errors="replace").strip()).endswith(REPLACED):
+                    self._tell("", f"{text}; end the other service that has this certificate")
             if path == _GET_FAB and is_good:
                 try:
                     await asyncio.to_thread(check_bundle, bytes(answer.body), self._bundles)

@@ -24,7 +24,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedwan.config import Config
 from fedwan.flower.processes import listen
-from fedwan.flower.relay import Relay, kept_headers, peer_of, reply, text_of
+from fedwan.flower.relay import (
+    REPLACED,
+    Relay,
+    host_of,
+    kept_headers,
+    peer_of,
+    reply,
+    text_of,
+)
 from fedwan.link.admission import Admission, Lapse, refusal
 from fedwan.link.tls import Identity, common_name
 from fedwan.protocol.limits import Allowance
@@ -98,11 +106,12 @@ class Nodes:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._keys: dict[str, str] = {}
+        self._hosts: dict[str, str] = {}
         self._allowances = defaultdict[str, Allowance](
             lambda: Allowance(_MOST_NEW_NODES, _ANOTHER_NODE_AFTER_S)
         )
 
-    def refusal(self, site: str, path: str, key: str) -> tuple[int, str]:
+    def refusal(self, site: str, path: str, key: str, host: str) -> tuple[int, str]:
         """HTTP status and reason why a site's SuperNode may not make a Fleet call now.
 
         0 if it may. 401, at which a SuperNode ends, if a later one has taken its place; 503, at
@@ -112,10 +121,11 @@ class Nodes:
         if path in _GOODBYES or key == self._keys.get(site):
             return 0, ""
         if site in self._keys and path != _REGISTER:
-            return 401, f"a later SuperNode of site {site} has taken the place of this one"
+            later = f"a later SuperNode of site {site}, at {self._hosts[site]},"
+            return 401, f"{later} {REPLACED}"
         if not self._allowances[site].spend(self._clock()):
             return 503, f"site {site} starts SuperNodes too often; try again in a minute"
-        self._keys[site] = key
+        self._keys[site], self._hosts[site] = key, host
         return 0, ""
 
 
@@ -177,7 +187,8 @@ class FrontDoor(Relay):
         if why := self._admission.objection(certificate):
             return 503 if isinstance(why, Lapse) else 403, refusal(site, why)
         # As it will be passed on: of a header that comes twice, the last.
-        return self._nodes.refusal(site, path, kept_headers(request.headers).get(KEY, ""))
+        key = kept_headers(request.headers).get(KEY, "")
+        return self._nodes.refusal(site, path, key, host_of(request))
 
     def _trouble(self, path: str, error: Exception | None, *, is_lost: bool = False) -> None:
         cause = text_of(error) or "it has an error of its own, see its log"

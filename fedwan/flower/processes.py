@@ -40,6 +40,8 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _VARIABLE = "FEDWAN_SERVICES"
 _LASTED_S = 60.0
 
+_log = logging.getLogger(__name__)
+
 
 class Service:
     """A running child process and everything it starts, its output appended to `log`.
@@ -128,6 +130,8 @@ def _send(services: Sequence[Service], number: int) -> None:
 
 _FRAME = ("===", "---", "error_file:", "traceback :")
 """What torchrun puts around a process's exit code."""
+_OWN_INFO = re.compile(r"\S+ \S+ INFO fedwan\.")
+"""How a line begins that fedwan has logged in a training process: all was well then."""
 
 
 _PLACE = re.compile(r'  File "(.+)", line (\d+)')
@@ -147,6 +151,7 @@ def last_line(log: Path, *, is_placed: bool = False) -> str:
         return ""
     lines = [_ESCAPES.sub("", line).rstrip() for line in text.splitlines()]
     told = [line for line in lines if line and not line.strip().startswith(_FRAME)]
+    told = [line for line in told if not _OWN_INFO.match(line)]
     if not told:
         return ""
     above = [*takewhile(lambda line: line.startswith(" "), reversed(told[:-1]))]
@@ -178,12 +183,21 @@ def flower_environment(home: Path) -> dict[str, str]:
 
 
 @contextmanager
-def only_one(folder: Path, key: str) -> Iterator[None]:
-    """Hold a folder, which setting `key` names; the kernel lets go when this process ends."""
+def only_one(folder: Path, key: str, patience_s: float = 0.0) -> Iterator[None]:
+    """Hold a folder, which setting `key` names; the kernel lets go when this process ends.
+
+    One that is in use is waited for up to `patience_s`.
+    """
     lock = FileLock(folder / "lock")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
+        with suppress(Timeout):
+            lock.acquire(timeout=0)
+        if not lock.is_locked:
+            if patience_s:
+                told = "%s %s is in use by another service; waiting up to %.0f s for its end"
+                _log.warning(told, key, folder, patience_s)
+            lock.acquire(timeout=patience_s)
     except Timeout:
         raise ConfigError(
             f"{key} {folder} is in use by another service; stop that one or set another {key}"
@@ -223,8 +237,10 @@ def log_to(path: Path, *, echo: bool) -> Iterator[None]:
 
 
 @contextmanager
-def serving(folder: Path, key: str, log: str, *, echo: bool = False) -> Iterator[None]:
-    """Around a service's work: its folder is its own, and it logs there.
+def serving(
+    folder: Path, key: str, log: str, *, echo: bool = False, patience_s: float = 0.0
+) -> Iterator[None]:
+    """Around a service's work: its folder is its own, as `only_one` has it, and it logs there.
 
     What it and its children make, no other user of the machine can read. A `DiskFull` if the folder
     has no room, or has none left when something has failed that does not say why.
@@ -232,7 +248,11 @@ def serving(folder: Path, key: str, log: str, *, echo: bool = False) -> Iterator
     mask = os.umask(0o077)
     _raise_descriptors()
     try:
-        with on_disk(folder), only_one(folder, key), log_to(folder / "logs" / log, echo=echo):
+        with (
+            on_disk(folder),
+            only_one(folder, key, patience_s),
+            log_to(folder / "logs" / log, echo=echo),
+        ):
             if full := no_room(folder):
                 raise full
             yield

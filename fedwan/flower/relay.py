@@ -22,6 +22,8 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import httpx
@@ -40,8 +42,12 @@ from fedwan.protocol.limits import Refusals
 _MAX_BODY_BYTES = 1 << 20
 _BODY_S = 60.0
 _HANDSHAKE_S = 10.0
+# What OpenSSL says of a certificate that no authority here has signed.
+_FOREIGN = (7, 18, 19, 20, 21)
 _CALL = re.compile(rb"/v1/fleet/[a-z]+(-[a-z]+)*")
 _REFUSED = "fedwan-refused"
+REPLACED = "has taken the place of this one"
+"""Ends what a SuperNode is told after which another one came with its certificate."""
 _RENEW_S = 2.0
 _LATE_S = 0.1
 """In which handshakes end that had begun when the relay stops."""
@@ -125,8 +131,14 @@ class Relay(ABC):
             self._thread.join(timeout=5.0)
         self._bound.close()
 
+    def tell_foreign(self, host: str, error: ssl.SSLCertVerificationError) -> None:
+        """Of a peer whose certificate TLS has not accepted."""
+        is_foreign = error.verify_code in _FOREIGN
+        why = "certificate of another authority" if is_foreign else error.verify_message
+        self._tell("", f"{host} turned away: {why}")
+
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=_Loop) as runner:
+        with asyncio.Runner(loop_factory=partial(_Loop, self.tell_foreign)) as runner:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
@@ -189,9 +201,8 @@ class Relay(ABC):
         path: bytes = request.scope["raw_path"]
         peer, name, who = peer_of(request), "", "local"
         if peer is not None:
-            host = request.client.host if request.client else "an unknown address"
             name = common_name(peer)
-            who = f"site {name} at {host}"
+            who = f"site {name} at {host_of(request)}"
         if request.method != "POST" or request.scope["query_string"] or not _CALL.fullmatch(path):
             asked = f"{request.method} {path[:200].decode('ascii', 'replace')}"
             self._tell(name, f"{who} asked for {asked!r}; only Fleet calls pass")
@@ -242,7 +253,25 @@ class Relay(ABC):
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """One that soon ends handshakes that do not go on; uvicorn gives each asyncio's 60 s."""
+    """One that soon ends handshakes that do not go on; uvicorn gives each asyncio's 60 s.
+
+    It tells `on_foreign` of peers whose certificate is not accepted, of which asyncio is silent.
+    """
+
+    def __init__(self, on_foreign: Callable[[str, ssl.SSLCertVerificationError], object]) -> None:
+        super().__init__()
+        self._on_foreign = on_foreign
+
+    def _make_ssl_transport(self, *args: Any, **kwargs: Any) -> asyncio.Transport:
+        def look(done: asyncio.Future[None]) -> None:
+            error = None if done.cancelled() else done.exception()
+            if isinstance(error, ssl.SSLCertVerificationError):
+                self._on_foreign(kwargs["extra"]["peername"][0], error)
+
+        if kwargs.get("server_side"):
+            kwargs["waiter"].add_done_callback(look)
+        made: asyncio.Transport = super()._make_ssl_transport(*args, **kwargs)  # type: ignore[misc]
+        return made
 
     async def create_server(self, *args: Any, **kwargs: Any) -> asyncio.Server:
         if kwargs.get("ssl"):
@@ -254,6 +283,11 @@ def peer_of(request: Request) -> x509.Certificate | None:
     """The certificate that TLS has verified; None on loopback, where it asks for none."""
     found = request.scope["state"].get("peer")
     return found and x509.load_der_x509_certificate(found)
+
+
+def host_of(request: Request) -> str:
+    """Where a call comes from."""
+    return request.client.host if request.client else "an unknown address"
 
 
 def text_of(error: BaseException | None) -> str:

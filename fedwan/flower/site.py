@@ -30,6 +30,8 @@ _GRACE_S = 4.0
 _LONGEST_WAIT_S = 30.0
 # In which a SuperNode carries a refusal to the coordinator's log.
 _REFUSAL_S = 2.0
+# In which a service ends whose parent was killed, with all below it.
+_ORPHAN_S = 15.0
 
 _log = logging.getLogger(__name__)
 
@@ -44,15 +46,18 @@ def serve_site(site: SiteFile) -> None:
     stop = threading.Event()
     identity = Identity.load(Path(site.identity), name=site.site)
     with (
-        processes.serving(Path(site.dir), "dir", "site.log", echo=True),
+        processes.serving(Path(site.dir), "dir", "site.log", echo=True, patience_s=_ORPHAN_S),
         processes.stop_on_sigterm(stop),
-        closing(Forwarder(site, identity)) as forwarder,
-        closing(_Supervisor(site, forwarder)) as supervisor,
     ):
-        forwarder.start(f"https://{site.door}")
-        _log.info("site %s dials front door %s", site.site, site.door)
-        while not stop.wait(_TICK_S):
-            supervisor.look()
+        with (
+            closing(Forwarder(site, identity)) as forwarder,
+            closing(_Supervisor(site, forwarder)) as supervisor,
+        ):
+            forwarder.start(f"https://{site.door}")
+            _log.info("site %s dials front door %s", site.site, site.door)
+            while not stop.wait(_TICK_S):
+                supervisor.look()
+        _log.info("site %s was told to stop, and has stopped", site.site)
 
 
 class _Supervisor:

@@ -205,7 +205,8 @@ class Board:
         is_over = self.step >= self.config.steps > 0
         if any(row.state == "measuring" for row in self.sites.values()):
             if is_over or not self.step:  # between, the others go on
-                return "measuring quality"
+                has_none = self.quality is not None and not self.quality.figures
+                return "asking for samples" if has_none else "measuring quality"
         if is_over:
             return "ending"
         if waiting and len(waiting) == len(self.sites):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ _GRID_PX = 420
 """Least width of a panel; each image is enlarged by a whole factor to reach it."""
 _GAP_PX, _MARGIN_PX, _CAPTION_PX, _TITLE_PX = 6, 24, 26, 44
 _CHARACTER_PX, _LINE_PX, _MOST_CAPTIONS = 6.5, 15, 16
+_BOLD_PX, _HEADING_PX = 9.4, 18
 _INK, _MUTED, _BLUE, _GREY = "#1c2330", "#5c6675", "#2f6fde", "#9aa3af"
 _MOST_PX, _MOST_POINTS = 1 << 24, 1 << 16
 
@@ -58,20 +60,25 @@ def draw_samples(
     width = len(panels) * (beside + wide) + _MARGIN_PX
     told = _told(captions[:num], int((width - 2 * _MARGIN_PX) / _CHARACTER_PX))
     foot = _MARGIN_PX + len(told) * _LINE_PX
-    height = _TITLE_PX + _CAPTION_PX + tall + foot
+    # Between its parts alone: to `wrap` a no-break space is no space.
+    whole = title.replace(" ", "\N{NO-BREAK SPACE}").replace("·\N{NO-BREAK SPACE}", "· ")
+    heading = textwrap.wrap(whole, int((width - 2 * _MARGIN_PX) / _BOLD_PX)) or [""]
+    head = _TITLE_PX + (len(heading) - 1) * _HEADING_PX
+    height = head + _CAPTION_PX + tall + foot
     # Figures without pyplot: no global state, so any thread may draw.
     figure = require("matplotlib.figure", "report").Figure(
         figsize=(width / _DPI, height / _DPI), dpi=_DPI, facecolor="white"
     )
-    widest = (width - 2 * _MARGIN_PX) * 72 / _DPI / (0.68 * max(1, len(title)))
-    style = {"va": "top", "fontsize": min(11.0, widest), "fontweight": "bold", "color": _INK}
-    figure.text(_MARGIN_PX / width, 1 - 14 / height, title, **style)
+    style = {"va": "top", "fontsize": 11, "fontweight": "bold", "color": _INK}
+    for number, line in enumerate(heading):
+        top = 1 - (14 + number * _HEADING_PX) / height
+        figure.text(_MARGIN_PX / width, top, line, **style)
     style = {"va": "top", "fontsize": 8, "color": _MUTED, "parse_math": False}
     for number, line in enumerate(told):
         figure.text(_MARGIN_PX / width, (foot - 8 - number * _LINE_PX) / height, line, **style)
     for index, (name, panel) in enumerate(panels.items()):
         left = beside + index * (beside + wide)
-        below = 1 - (_TITLE_PX + 4) / height
+        below = 1 - (head + 4) / height
         if are_points and (stray := int((~(np.abs(panel) <= reach)).any(1).sum())):
             name = f"{name}: {stray} of {len(panel)} lie outside, and are drawn at the edge"
         figure.text(left / width, below, name, va="top", fontsize=9, color=_MUTED)

@@ -31,13 +31,15 @@ def test_a_federation_is_made_renewed_and_revoked_in_the_default_folders(
     assert code == 0 and "authority pki/ca: keep it offline" in made
     words = ("pki", "request", "coordinator", "pki/coordinator")
     assert fedwan(*words, "--host", "coordinator.example.com")[0] == 0
-    assert fedwan("pki", "sign", "pki/coordinator/identity.csr")[0] == 0
+    code, signed, _ = fedwan("pki", "sign", "pki/coordinator/identity.csr")
+    assert code == 0 and "bring" not in signed  # its key is there
     Identity.load(Path("pki/coordinator"), "coordinator")
 
     code, asked, _ = fedwan("pki", "request", "paris")
     assert code == 0 and "request identity/identity.csr: bring it to the authority" in asked
     code, signed, _ = fedwan("pki", "sign", "identity/identity.csr", "--days", "30")
     assert code == 0 and "signed  pki/paris: valid for 30 days" in signed
+    assert "bring pki/paris/identity.crt and pki/paris/ca.crt into the site's identity/\n" in signed
     assert key_shown(asked) == key_shown(signed)
     os.umask(careless)
     for path in (*Path("pki/ca").glob("*.key"), Path("identity/identity.key")):
@@ -64,4 +66,7 @@ def test_mistakes_are_one_line(
     assert code == 2 and "cannot be read" in error and len(error.splitlines()) == 1
     monkeypatch.delenv("FEDWAN_PKI_PASSPHRASE")
     code, _, error = fedwan("pki", "init", str(tmp_path / "another"))
-    assert code == 2 and "set FEDWAN_PKI_PASSPHRASE, or call this at a terminal" in error
+    assert code == 2 and "the authority's key gets a passphrase; " in error
+    code, _, error = fedwan("pki", "sign", "none.csr", "--pki", folder)
+    assert code == 2 and "the authority's key has a passphrase; " in error
+    assert "set FEDWAN_PKI_PASSPHRASE, or call this at a terminal" in error

@@ -20,9 +20,10 @@ from fedwan.cli.run import start
 from fedwan.config import Config, dump
 from fedwan.errors import ConfigError, FedwanError, RunStopped, UserError
 from fedwan.flower.coordinator import _taken_back
-from fedwan.flower.processes import only_one
+from fedwan.flower.processes import listen, only_one
 from fedwan.output.outputs import Outputs
 from tests.cli.conftest import Command
+from tests.flower.fleet import free_port
 from tests.output.runs import make_config, round_row, write_run
 
 
@@ -41,9 +42,12 @@ def leave_checkpoint(out: Path) -> None:
 def test_a_run_that_fails_says_where_it_is_and_how_to_go_on_and_a_misspelt_one_only_the_mend(
     fedwan: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    error: FedwanError = FedwanError("the true reason")
+
     def fail(config: Config, **_: object) -> None:
         leave_checkpoint(Path(config.out))
-        raise FedwanError("the true reason")
+        dump(config, Path(config.out) / "config.yaml")
+        raise error
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedwan.flower.coordinator.run_local", fail)
@@ -53,6 +57,14 @@ def test_a_run_that_fails_says_where_it_is_and_how_to_go_on_and_a_misspelt_one_o
         first, *_, last = out.splitlines()
         assert first == f"results go to {folder}"
         assert last == f"go on with it: fedwan run {tmp_path / folder / 'config.yaml'} --resume"
+    error, path = UserError("the training script failed"), tmp_path / "my run" / "config.yaml"
+    for workload, command in (
+        ("flow", f"fedwan run '{path}' --resume"),
+        ("command", f"fedwan launch --resume 'out={path.parent}'"),
+    ):
+        code, out, _ = fedwan("run", f"workload={workload}", "out=my run", "sites=1")
+        assert out.splitlines()[-1] == f"once that is mended, go on with it: {command}"
+        shutil.rmtree(path.parent)
     told = "fedwan: unknown key 'stesp' (= 3); did you mean 'steps'?\n"
     assert fedwan("demo", "stesp=3") == (2, "", told)
 
@@ -67,6 +79,21 @@ def test_a_live_run_is_told_as_one_before_anything_else(tmp_path: Path, fedwan: 
         for more in ([], ["--resume"]):
             code, out, err = fedwan("run", f"out={tmp_path}", *more)
             assert (code, out) == (2, "") and f"out {tmp_path} is in use by another" in err
+
+
+@pytest.mark.parametrize("key", ["listen", "door"])
+def test_a_port_in_use_is_told_before_a_coordinator_s_run_has_a_folder(
+    tmp_path: Path, identities: Path, fedwan: Command, key: str
+) -> None:
+    path, identity = tmp_path / "c.yaml", str(identities / "coordinator")
+    path.write_text("workload: command\nsites: 1\n")
+    out, ports = tmp_path / "run", {"listen": free_port(), "door": free_port()}
+    with listen("127.0.0.1:0", "port") as held:
+        ports[key] = held.getsockname()[1]
+        words = [f"link.{name}=127.0.0.1:{port}" for name, port in ports.items()]
+        told = fedwan("coordinator", str(path), "--identity", identity, f"out={out}", *words)
+    assert told[:2] == (2, "") and "the port is in use" in told[2] and f"link.{key} = " in told[2]
+    assert not out.exists()
 
 
 def test_sigterm_ends_the_services_in_order(tmp_path: Path) -> None:
@@ -170,9 +197,8 @@ def test_a_run_that_is_done_is_shown_reported_and_not_started_again(
     assert "is complete, and nothing was run" in shown
     page.unlink()
     assert fedwan("report", done.out) == (0, f"{page}\n", "") and page.exists()
-    told = f"holds a run already; go on with it: fedwan run {path} --resume"
     code, _, err = fedwan("run", str(path))
-    assert code == 2 and told in err
+    assert code == 2 and "holds a finished run; choose another out=" in err
     code, _, err = fedwan("run", str(path), "--from-version", "3")
     assert code == 2 and "--from-version=3 is for a run that goes on; add --resume" in err
     # Without its summary it has not ended, and goes on from a checkpoint that must be whole.
@@ -181,6 +207,9 @@ def test_a_run_that_is_done_is_shown_reported_and_not_started_again(
     (page.parent / "checkpoint" / "coordinator.safetensors").write_bytes(b"cut off")
     code, _, err = fedwan("run", str(path), "--resume")
     assert code == 2 and "coordinator.safetensors" in err and err.count("\n") == 1
+    told = f"holds a run already; go on with it: fedwan run {path} --resume"
+    code, _, err = fedwan("run", str(path))
+    assert code == 2 and told in err
 
 
 @pytest.mark.parametrize(
@@ -256,9 +285,11 @@ def test_what_a_refused_start_has_changed_is_as_it_was(done: Config) -> None:
     assert path.read_text() != held
 
 
-def test_words_on_a_run_that_is_complete_are_refused(done: Config) -> None:
+def test_words_that_change_a_run_that_is_complete_are_refused(done: Config) -> None:
     with pytest.raises(ConfigError, match="is complete, steps=5000 would change nothing"):
         load_config(Path(done.out) / "config.yaml", ["steps=5000"], resume=True)
+    same = load_config(Path(done.out) / "config.yaml", ["sites=2"], resume=True)
+    assert same.num_sites == 2  # which it began with
 
 
 def test_a_run_whose_sites_are_elsewhere_is_not_resumed_with_sites_of_this_machine(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from fedwan.config import load as load_config
 from fedwan.output.journal import JOURNAL, Journal
@@ -58,6 +60,28 @@ def test_export_writes_a_folder_and_says_where(tmp_path: Path, fedwan: Command) 
     assert modes == {(folder / "README.md").stat().st_mode & 0o777}
     code, _, err = fedwan("export", str(tmp_path / "run"), "--to", "onnx", "x")
     assert (code, err) == (2, "fedwan: --to onnx is none of safetensors, diffusers\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(errno.EROFS, "Read-only file system", "/cd"), "/cd: Read-only file system"),
+        (
+            SafetensorError("Permission denied"),
+            "weights cannot be written: Permission denied; give",
+        ),
+    ],
+)
+def test_an_export_to_where_nothing_can_be_written_is_one_line(
+    tmp_path: Path, fedwan: Command, monkeypatch: pytest.MonkeyPatch, error: Exception, says: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    write_run(tmp_path / "run")
+    monkeypatch.setattr("fedwan.weights.save_file", fail)
+    code, out, err = fedwan("export", str(tmp_path / "run"), str(tmp_path / "weights"))
+    assert (code, out, err.count("\n")) == (2, "", 1) and says in err
 
 
 def test_a_new_project_bears_its_folders_name_and_its_own_test_passes(

@@ -82,6 +82,20 @@ def test_what_cannot_work_is_refused_without_reading_data(config: DataConfig, te
     refused(text, lambda: check_data(config))
 
 
+def test_a_path_from_here_is_told_from_the_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shapes").mkdir()
+    for path, told in (
+        ("", "/data/facades"),
+        ("shape", "/data/facades"),
+        ("shapes", tmp_path / "shapes"),
+    ):
+        with pytest.raises(ConfigError, match=f"from the root, as in data.path={told}"):
+            check_data(DataConfig("folder", path=path))
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

@@ -101,6 +101,17 @@ def test_what_ignores_sigterm_is_killed_after_the_grace_and_told_with_its_last_w
     assert str(service.death()) == f"it ended with signal SIGKILL; last words: up (see {log})"
 
 
+def test_last_words_are_none_of_fedwan_s_own_lines_but_its_warnings(tmp_path: Path) -> None:
+    log, begin = tmp_path / "it.log", "2026-11-28 09:52:19,123"
+    own = f"{begin} INFO fedwan.site.site: waiting: all sites are here\n"
+    log.write_text(own)
+    assert last_line(log) == ""
+    log.write_text(f"CUDA error\n{own}")
+    assert last_line(log) == "CUDA error"
+    log.write_text(f"{own}{begin} WARNING fedwan.site.site: the disk is full\n")
+    assert last_line(log).endswith("the disk is full")
+
+
 def test_what_a_process_holds_and_has_started_ends_with_it(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path\n"
@@ -128,6 +139,25 @@ def test_what_a_process_holds_and_has_started_ends_with_it(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="cannot be written"):
         with only_one(tmp_path / "log" / "state", "dir"):
             pass
+
+
+def test_a_folder_is_waited_for_with_one_line_as_a_killed_parent_leaves_a_service_for_seconds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = (
+        "import time; from pathlib import Path; from fedwan.flower.processes import only_one\n"
+        f"with only_one(Path({str(tmp_path)!r}), 'dir'): print('up', flush=True); time.sleep(2)"
+    )
+    log = tmp_path / "it.log"
+    orphan = Service("it", [sys.executable, "-c", code], log, flower_environment(tmp_path))
+    eventually(lambda: is_up(orphan))
+    with pytest.raises(ConfigError, match="in use"), only_one(tmp_path, "dir", 0.1):
+        pass
+    caplog.clear()
+    with serving(tmp_path, "dir", "a.log", patience_s=20.0):
+        eventually(lambda: orphan.poll() == 0)
+    told = f"dir {tmp_path} is in use by another service; waiting up to 20 s for its end"
+    assert caplog.messages == [told]
 
 
 def test_a_full_disk_is_blamed_for_what_is_not_explained(

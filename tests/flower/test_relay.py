@@ -233,7 +233,11 @@ def test_a_site_has_its_share_of_the_door_s_calls_and_of_its_log(
 
 
 def test_who_shows_no_site_s_certificate_gets_no_session(
-    door: FrontDoor, identities: Path, foreign_identities: Path
+    door: FrontDoor,
+    identities: Path,
+    foreign_identities: Path,
+    told: list[tuple[str, str]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     site, coordinator = identities / "s1", identities / "coordinator"
     for own, is_old in ((None, 0), (foreign_identities / "s1", 0), (coordinator, 0), (site, 1)):
@@ -248,6 +252,10 @@ def test_who_shows_no_site_s_certificate_gets_no_session(
         client = httpx.Client(verify=tls, trust_env=False)
         with client, pytest.raises(httpx.TransportError):
             client.post(url(door))
+    foreign = "127.0.0.1 turned away: certificate of another authority"
+    lines = [foreign, "127.0.0.1 turned away: unsuitable certificate purpose"]
+    eventually(lambda: told == [("", line) for line in lines])
+    assert [record.getMessage() for record in caplog.records] == lines
 
 
 def test_superlink_away_or_in_trouble_is_503_which_flower_tries_again(

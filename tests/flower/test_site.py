@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,15 @@ from fedwan.flower.status import Status
 def test_a_name_that_is_not_the_certificates_is_refused(tmp_path: Path, identities: Path) -> None:
     with pytest.raises(IdentityError, match=r"is of 's1' and not of 's2'; give the folder"):
         serve_site(SiteFile("s2", str(identities / "s1"), "127.0.0.1:9", str(tmp_path)))
+
+
+def test_a_site_that_is_told_to_stop_says_so_in_the_last_line_of_its_log(
+    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Supervisor, "look", lambda self: os.kill(os.getpid(), signal.SIGTERM))
+    serve_site(SiteFile("s1", str(identities / "s1"), "127.0.0.1:9", str(tmp_path)))
+    *_, last = (tmp_path / "logs" / "site.log").read_text().splitlines()
+    assert last.endswith("INFO site s1 was told to stop, and has stopped")
 
 
 GOOD = "site: paris\nidentity: identity\ndoor: coordinator.example.com:7444\ndir: state\n"

@@ -123,6 +123,16 @@ def test_it_tells_the_phases_of_a_run(board: Board) -> None:
     assert board.phase == "done"
 
 
+def test_a_script_without_figures_of_its_own_measures_no_quality(board: Board) -> None:
+    board.take(event("listening", None))
+    board.take(event("join", "s1"))
+    board.take(event("measuring", "s1"))
+    assert board.phase == "measuring quality"  # as far as is known
+    board.take(record_of({"kind": "quality", "version": 0, "step": 0, "site": "s1"}, 4.0))
+    board.take(event("measuring", "s1"))
+    assert board.phase == "asking for samples"
+
+
 def test_where_contributions_are_merged_as_they_come_a_live_quorum_waits_for_nobody(
     tmp_path: Path,
 ) -> None:

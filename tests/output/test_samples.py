@@ -53,6 +53,17 @@ def test_captions_stand_below_the_pictures_which_they_do_not_move(tmp_path: Path
     assert (below[:, -samples._MARGIN_PX // 2 :] == 255).all(), "lines are cut"
 
 
+def test_a_heading_that_is_too_long_for_a_picture_goes_on_in_another_line(tmp_path: Path) -> None:
+    words = "text_to_image on folder"
+    draw_samples(tmp_path / "a.png", images(4), None, words)
+    draw_samples(tmp_path / "b.png", images(4), None, f"{words} · streaming_diloco · seed 0")
+    one, two = pixels(tmp_path / "a.png"), pixels(tmp_path / "b.png")
+    assert len(two) - len(one) == samples._HEADING_PX
+    assert (two[samples._HEADING_PX + samples._TITLE_PX :] == one[samples._TITLE_PX :]).all()
+    first = slice(0, samples._MARGIN_PX + 6)
+    assert (two[first, :200] == one[first, :200]).all(), "of the same size"
+
+
 def test_pictures_that_came_as_bytes_are_drawn_as_they_were(tmp_path: Path) -> None:
     spoilt = 1.5 * images(9, channels=3)
     spoilt[:2], spoilt[2:4], spoilt[4] = torch.nan, torch.inf, -torch.inf
