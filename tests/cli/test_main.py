@@ -53,7 +53,7 @@ def test_help_names_every_command(fedwan: Command) -> None:
         (("coordinator", "c.yaml", "--identity", "nope"), "identity file nope/ca.crt is missing"),
         (("pki", "request", "coordinator", "p", "--host", "a:1"), "host 'a:1' is neither"),
         ((*PLAN, "round.quorum=9"), "round.quorum = 9 is out of range; choose 0 to sites (4"),
-        ((*PLAN, "params=0"), "params = 0.0 is out of range; choose 1 or more"),
+        ((*PLAN, "params=0"), "params = 0.0 is out of range; choose 1 to 1e+12"),
         ((*PLAN, "seed=3"), "seed has no effect on a plan"),
         (("plan", *MODEL), "link.rate_mbit has no value"),
         (("plan", *LINK, "step_s=0.1"), "params has no value; give params=57.2e6"),
