@@ -208,10 +208,11 @@ class SiteCheckpoints:
         replace_text(self._claim, self._session)
 
     def _check_claim(self) -> None:
-        if self._session and self._claim.read_text() != self._session:
-            raise SessionLost(
-                f"another process of this site goes on in {self._folder} in place of this one"
-            )
+        with suppress(FileNotFoundError):  # somebody has deleted the folder, and nobody claims it
+            if self._session and self._claim.read_text() != self._session:
+                raise SessionLost(
+                    f"another process of this site goes on in {self._folder} in place of this one"
+                )
 
     # Global weights ------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,9 @@ def test_who_has_been_replaced_writes_and_deletes_nothing_in_the_other_s_folder(
             act()
             first.checkpoints.settle()
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == kept
+    shutil.rmtree(tmp_path)
+    second.save(3)
+    assert second.checkpoints.versions() == [3]
 
 
 def test_what_a_site_goes_on_with_after_a_refusal_is_kept_until_its_version_is_made_anew(
