@@ -73,6 +73,7 @@ BadBatches = tuple[tuple[str, int], ...]
 MOST_BAD = 2
 """Sites with one; after three refusals in a row a run ends."""
 BAD_KINDS = 3
+"""Of a scenario's seeds with them, each by other sites and steps, with an undisturbed run each."""
 BAD_BATCHES = "bad_batches"
 """To leave them out."""
 
