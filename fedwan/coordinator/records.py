@@ -15,7 +15,7 @@ from fedwan.doctor.diagnosis import Doctor
 from fedwan.doctor.sampling import Direction, Directions, Sample, no_direction
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
-from fedwan.output.records import SPENT
+from fedwan.output.records import SPENT, Record
 from fedwan.privacy import EPSILON
 from fedwan.protocol.evidence import fields_of
 from fedwan.protocol.limits import Names
@@ -89,6 +89,10 @@ class RoundRows:
         self._directions: dict[int, Directions] = {}
         self._doctor = Doctor()
         self._names = Names()
+
+    def recall(self, records: Sequence[Record]) -> None:
+        """A run goes on, which has recorded these."""
+        self._doctor.recall(records)
 
     def add(
         self,

@@ -41,7 +41,7 @@ from fedwan.fragments import Fragment
 from fedwan.link.client import CHUNK_BYTES
 from fedwan.memory import Tidier
 from fedwan.output.journal import JOURNAL
-from fedwan.output.records import Resumed
+from fedwan.output.records import Resumed, read_records
 from fedwan.protocol.agreement import Agreement, Claim
 from fedwan.protocol.evaluation import Evaluation
 from fedwan.protocol.gate import Gate
@@ -263,6 +263,8 @@ class CoordinatedRun:
         self.hub.rejected = self.totals.rejected
         self._saved = (rounds.version, list(rounds.versions))
         self._rows = RoundRows(self._record, untold=_untold(strategy))
+        if self._resumed is not None:
+            self._rows.recall(read_records(self._folder))
         self._evaluator = Evaluator(config, self.hub, self.totals, self._record, self._on_samples)
         self._evaluator.note(rounds.version, rounds.run_step)
         spool = self._folder / "spool"

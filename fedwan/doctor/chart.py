@@ -30,6 +30,10 @@ class Chart:
         """By site and name."""
         self._first: dict[tuple[str, str], float] = {}
         """By site and name."""
+        self._turns: dict[str, int] = {}
+        """Contributions of each site."""
+        self._seen: dict[str, int] = {}
+        """By site, the most of anybody when it contributed last."""
         self._norms: dict[int, dict[str, Mapping[str, float | None]]] = {}
         """Latest norms of each site, by fragment."""
         self._medians: dict[tuple[str, str, int], float | None] = {}
@@ -37,8 +41,9 @@ class Chart:
 
     @property
     def sites(self) -> list[str]:
-        """Those that have contributed, in order."""
-        return sorted(self._values)
+        """Those that contribute, in order: not who has left, or been let go, some rounds ago."""
+        now = max(self._turns.values(), default=0)
+        return sorted(site for site, seen in self._seen.items() if now - seen <= PAST)
 
     def take(self, records: Sequence[RoundRecord]) -> None:
         """Account for what one round merged."""
@@ -46,11 +51,15 @@ class Chart:
         for record in records:
             self.version = max(self.version, record.version)
             self._norms.setdefault(record.fragment, {})[record.site] = record.norms
+            self._turns[record.site] = self._turns.get(record.site, 0) + 1
+        most = max(self._turns.values(), default=0)
+        self._seen.update({record.site: most for record in records})
         for record in records:
             values = self._values.setdefault(record.site, {})
             for name, value in self._named(record).items():
                 values.setdefault(name, deque(maxlen=PAST)).append(value)
-                self._first.setdefault((record.site, name), value)
+                if math.isfinite(value):
+                    self._first.setdefault((record.site, name), value)
 
     def _named(self, record: RoundRecord) -> dict[str, float]:
         losses = {name: math.inf if x is None else x for name, x in record.losses.items()}
@@ -68,7 +77,8 @@ class Chart:
 
     def _relative_norm(self, record: RoundRecord, network: str) -> float | None:
         latest = self._norms[record.fragment].items()
-        norms = [norms.get(network) for site, norms in latest if site != record.site]
+        here = {*self.sites} - {record.site}
+        norms = [norms.get(network) for site, norms in latest if site in here]
         others = [norm for norm in norms if norm is not None]
         mine = record.norms[network]
         if mine is None or len(others) < FEWEST_OTHERS or not statistics.median(others):
@@ -97,7 +107,7 @@ class Chart:
 
     def typical(self, site: str, name: str, rounds: int) -> float | None:
         """Median over the other sites' medians of as many rounds as they have; None of too few."""
-        medians = (self._median(other, name, rounds) for other in self._values if other != site)
+        medians = (self._median(other, name, rounds) for other in self.sites if other != site)
         others = [median for median in medians if median is not None]
         return statistics.median(others) if len(others) >= FEWEST_OTHERS else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple, Self
 
 from fedwan.doctor.chart import Chart
@@ -78,6 +79,20 @@ class Doctor:
         new = {finding[:3]: finding for finding in found if finding[:3] not in self._told}
         self._told |= new.keys()
         return list(new.values())
+
+    def recall(self, records: Sequence[Record]) -> None:
+        """What a resumed run has recorded: figures to compare with, and what was told already."""
+        rounds = (record for record in records if isinstance(record, RoundRecord))
+        for _, group in groupby(rounds, key=lambda record: (record.fragment, record.version)):
+            self._chart.take(list(group))
+        ranks = {rule.kind: rank for rank, rule in enumerate(SITE_RULES, start=1)}
+        for record in records:
+            if isinstance(record, EventRecord) and record.event == "finding":
+                found = Finding.of(record)
+                self._told.add(found[:3])
+                if found.site and found.kind in ranks:
+                    rank = self._rank.get(found.site, len(ranks))
+                    self._rank[found.site] = min(rank, ranks[found.kind])
 
     def look(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """As `take`, of one round as a run records it; rows of events. It tells the log."""

@@ -32,6 +32,9 @@ _RUN = 8
 _MOVES = 3
 """Updates that `backward` looks back."""
 
+_GONE_AFTER = 8
+"""Rounds without a site, after which it is compared with nobody."""
+
 Sample = dict[str, Tensor]
 """Values at the places of each network, fp32 (places,)."""
 Direction = dict[str, dict[str, float]]
@@ -97,10 +100,16 @@ class Directions:
     def __init__(self) -> None:
         self._latest: dict[str, Sample] = {}
         self._past: deque[Sample] = deque(maxlen=_MOVES)
+        self._num, self._seen = 0, dict[str, int]()
+        """Contributions so far, and how many there were when a site sent its latest one."""
 
     def compare(self, contributed: Mapping[str, Sample], before: Sample) -> dict[str, Direction]:
         """Directions by site of what one round merged, but for networks without a comparison."""
         self._latest.update(contributed)
+        self._num += len(contributed)
+        self._seen.update(dict.fromkeys(contributed, self._num))
+        oldest = self._num - _GONE_AFTER * len(self._latest)
+        self._latest = {site: s for site, s in self._latest.items() if self._seen[site] > oldest}
         found = {site: no_direction() for site in contributed}
         for network, present in before.items():
             latest = torch.stack([sample[network] for sample in self._latest.values()])

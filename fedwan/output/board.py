@@ -109,7 +109,7 @@ class SiteRow:
         elif event.event == "rejected" and self.state == "measuring":  # what it has measured
             self.state, self.since = "training", event.t
         elif event.event in (*_STATES, "leave"):
-            left = "drained" if self.state == "draining" else "left"
+            left = "drained" if self.state in ("draining", "drained") else "left"
             self.state = _STATES.get(event.event, left)
             self.since = event.details.get("heard", event.t)
             self.spend(event.details)
@@ -175,6 +175,8 @@ class Board:
                 self.fd_untrained = None  # it was one site's, and what follows is of all of them
         elif record.t >= self._since or record.event in _DECIDED:
             self._take_event(record)
+        elif record.event == "leave" and record.site in self.sites:
+            self.sites[record.site].spend(record.details)
 
     def _take_event(self, record: EventRecord) -> None:
         if record.event == "listening":

@@ -65,6 +65,11 @@ class Journal:
                 break
             except ValueError:
                 self.num_cut += len(lines.pop())
+        if not lines and path.read_bytes().count(b"\n") > 1:
+            raise ConfigError(
+                f"{path}: none of its lines is as it was written, as where an editor has changed "
+                "their ends; restore the file"
+            )
         if self.num_cut:
             os.truncate(path, sum(map(len, lines)))
         self._file, self._sign = path.open("ab", buffering=0), sign

@@ -14,11 +14,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedwan.config import Config
+from fedwan.config import Config, load
 from fedwan.errors import ConfigError
-from fedwan.output.board import Board, read_run
+from fedwan.output.board import Board
 from fedwan.output.journal import JOURNAL
-from fedwan.output.records import METRICS
+from fedwan.output.records import METRICS, read_records
 from fedwan.output.units import (
     bytes_text,
     duration_text,
@@ -41,8 +41,12 @@ class Follower:
 
     def __init__(self, out: Path, config: Config) -> None:
         self._out = out
-        self._began, self._since = time.monotonic(), time.time()
+        # A new run has no past, and its clock may be set back.
+        self._since = time.time() if (out / JOURNAL).exists() else 0.0
+        self._began = time.monotonic()
         self._sizes: list[int] = []
+        self._at: dict[str, int] = {}
+        """Bytes of each file that the board has."""
         self._due_s = 0.0
         self.board = Board(config, self._since)
 
@@ -52,13 +56,19 @@ class Follower:
         return time.monotonic() - self._began
 
     def poll(self, *, is_last: bool = False) -> None:
-        """Read the run's files again if they have changed, a fiftieth of the time at most."""
+        """Read on in the run's files if they have grown, a fiftieth of the time at most."""
         paths = [path for name in (METRICS, JOURNAL) if (path := self._out / name).exists()]
         sizes, begun_s = [path.stat().st_size for path in paths], self.elapsed_s
         if sizes == self._sizes or begun_s < self._due_s and not is_last:
             return
         with suppress(ConfigError):  # damage must not end a live view
-            self.board, self._sizes = read_run(self._out, self._since)[0], sizes
+            config, at, board = load(self._out / "config.yaml"), self._at.copy(), self.board
+            if any((self._out / name).stat().st_size < begin for name, begin in at.items()):
+                at, board = {}, Board(config, self._since)  # written anew
+            records, board.config = read_records(self._out, at), config
+            for record in records:
+                board.take(record)
+            self.board, self._at, self._sizes = board, at, sizes
         self._due_s = self.elapsed_s + min(_LONGEST_S, 50 * (self.elapsed_s - begun_s))
 
 

@@ -127,13 +127,14 @@ class Outputs:
         busy_s = totals.compute_s + totals.wait_s
         chosen = "strategy workload h steps seed".split()
         summed = "bytes_up bytes_down contributions rejected rejoins late dropped quality".split()
+        num_sites = max(config.num_sites, len(totals.sites))  # a run may go on with fewer
         summary = Summary(
             **{name: getattr(config, name) for name in chosen},
             **{name: getattr(totals, name) for name in summed},
             sites=config.num_sites,
             wall_s=wall_s,
-            compute_s=totals.compute_s / config.num_sites,
-            wait_s=totals.wait_s / config.num_sites,
+            compute_s=totals.compute_s / num_sites,
+            wait_s=totals.wait_s / num_sites,
             utilisation=totals.compute_s / busy_s if busy_s else 0.0,
             evaluation_s=totals.evaluation_s,
             rounds=versions,

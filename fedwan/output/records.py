@@ -185,20 +185,29 @@ class Recorder:
             self._file.close()
 
 
-def read_records(out: Path) -> list[Record]:
+def read_records(out: Path, at: dict[str, int] | None = None) -> list[Record]:
     """All records in a run's folder, finished or not; none if there is no file yet.
+
+    With `at`, those of whole lines beyond so many bytes of each file, and it moves on.
 
     Raises:
         ConfigError: a line that is not the last one is no record.
     """
-    both = ([record for _, record in _read(out / name)] for name in (METRICS, JOURNAL))
+    both = ([record for _, record in _read(out / name, at)] for name in (METRICS, JOURNAL))
     return list(heapq.merge(*both, key=lambda record: record.t))
 
 
-def _read(path: Path) -> Iterator[tuple[str, Record]]:
+def _read(path: Path, at: dict[str, int] | None = None) -> Iterator[tuple[str, Record]]:
     """Records of a file, with their lines."""
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    lines = text.split("\n")
+    data = b""
+    if path.exists():
+        with path.open("rb") as file:
+            file.seek((at or {}).get(path.name, 0))
+            data = file.read()
+    if at is not None:
+        data = data[: data.rfind(b"\n") + 1]
+        at[path.name] = at.get(path.name, 0) + len(data)
+    lines = data.decode(errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
         try:
             record = to_record(json.loads(line)) if line.strip() else None

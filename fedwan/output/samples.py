@@ -103,6 +103,8 @@ def _panels(generated: Any, real: Any | None) -> dict[str, Floats]:
     if real is None:
         return {"generated": ours}
     theirs = _floats(real)
+    if theirs.ndim == 2 and len(theirs) > _MOST_POINTS:
+        raise ValueError(f"{len(theirs)} real points are too many to show")
     num_given = theirs.shape[1] - ours.shape[1] if theirs.ndim == ours.ndim == 4 else 0
     wanted = (ours.shape[1] + num_given, *ours.shape[2:])
     if theirs.shape[1:] != wanted or num_given not in (0, 1, 3):

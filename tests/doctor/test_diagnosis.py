@@ -44,6 +44,40 @@ def test_norms_are_compared_within_a_fragment() -> None:
     assert found_in(of(version, fragment) for version in range(1, 9) for fragment in (0, 1)) == []
 
 
+def test_who_has_left_is_compared_with_nobody() -> None:
+    """The rate falls everywhere; that of two sites stands where they were drained."""
+
+    def record(version: int, site: str) -> RoundRecord:
+        return figures(lr_generator=0.9**version)(healthy(version, site))
+
+    def here(version: int) -> tuple[str, ...]:
+        return SITES if version <= 5 else SITES[:2]
+
+    assert not found_in([record(v, site) for site in here(v)] for v in range(1, 40))
+
+    def grown(version: int, site: str) -> RoundRecord:
+        return replace(healthy(version, site), losses={"generator": 1e6 ** (version > 25)})
+
+    left = found_in([grown(v, site) for site in here(v)] for v in range(1, 40))
+    assert [(found.kind, found.site) for found in left] == [("diverging", None)]
+
+
+def test_a_run_that_goes_on_remembers_what_its_losses_began_with_and_what_was_told() -> None:
+    def record(version: int, site: str) -> RoundRecord:
+        loss = 0.93**version + 0.1 + 0.5 * (site == "s1")  # a harder shard
+        bent = replace(healthy(version, site), losses={"generator": loss})
+        return at("s3", figures(x_high=255.0))(bent)
+
+    rows = [[record(v, site) for site in SITES] for v in range(1, 80)]
+    (told,) = found_in(rows)
+    event = EventRecord(0.0, "finding", told.site, told.text, told.details)
+    resumed = Doctor()
+    resumed.recall([*(record for records in rows[:40] for record in records), event])
+    assert not [found for records in rows[40:] for found in resumed.take(records)]
+    anew = found_in(rows[40:])
+    assert {found.kind for found in anew} == {told.kind, "diverging"}, "or this shows nothing"
+
+
 def test_what_the_gate_refused_and_weights_that_differ_are_told_once_a_site() -> None:
     text = "contribution of s2 refused: tensor 'g/w' holds values that are not finite; lower it"
     joined = EventRecord(0.0, "join", "s2", "s2 joined")

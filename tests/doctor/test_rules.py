@@ -169,6 +169,14 @@ def test_a_loss_that_is_not_finite_is_divergence_at_its_site() -> None:
     assert (finding.kind, finding.site) == ("diverging", "s3") and "not finite" in finding.why
 
 
+def test_a_first_loss_that_is_not_finite_hides_nobody_s_divergence() -> None:
+    def bend(record: RoundRecord) -> RoundRecord:
+        loss = None if record.version == 1 else 1.0
+        return replace(record, losses={"generator": 50.0 if record.site == "s3" else loss})
+
+    assert ("diverging", "s3") in [(found.kind, found.site) for found in told(bend)]
+
+
 def test_samples_that_become_alike_everywhere_are_the_runs() -> None:
     bend = by_round("spread_generator", lambda version: 0.9 if version < 5 else 0.1)
     (finding,) = told(bend)

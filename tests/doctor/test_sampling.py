@@ -75,6 +75,17 @@ def test_each_site_is_compared_with_the_mean_of_the_others() -> None:
     assert found["s1"] == {"cosines": {}, "agreement": {}, "backward": {}}
 
 
+def test_who_has_gone_is_compared_with_nobody() -> None:
+    directions, present = Directions(), {"g": vector(0, 0)}
+    two = {"s1": {"g": vector(1, 0)}, "s2": {"g": vector(1, 0.1)}}
+    directions.compare(two | {"s3": {"g": vector(-100, 100)}}, present)
+    assert directions.compare(two, present)["s1"]["cosines"]["g"] < 0
+    for _ in range(20):
+        found, alone = directions.compare(two, present), Directions().compare(two, present)
+    for name in ("cosines", "agreement"):
+        assert found["s1"][name] == alone["s1"][name]
+
+
 def test_who_trains_from_old_weights_asks_to_undo_the_moves_since() -> None:
     """Global weights 0, 1, 2, 3 along a line; deltas are global minus local."""
     directions = Directions()

@@ -19,7 +19,7 @@ import torch
 from cryptography.x509 import load_pem_x509_certificate
 
 from fedwan.coordinator.model import CHECKPOINT
-from fedwan.errors import FedwanError
+from fedwan.errors import ConfigError, FedwanError
 from fedwan.link.certificates import fingerprint
 from fedwan.link.tls import Identity
 from fedwan.output import journal
@@ -310,6 +310,20 @@ def test_what_could_not_be_written_is_not_in_the_journal_later(tmp_path: Path) -
     written.append(event_row("leave", "s1"))
     written.close()
     assert kinds(tmp_path) == ["join", "leave"]
+
+
+def test_a_journal_whose_line_ends_were_changed_is_not_cut_to_nothing(
+    signed: list[bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / JOURNAL
+    path.write_bytes(b"".join(signed).replace(b"\n", b"\r\n"))
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="none of its lines is as it was written"):
+        Journal(path, is_new=False)
+    assert path.read_bytes() == before
+    path.write_bytes(b'{"kind":"ev')  # of a run that died in its first line
+    Journal(path, is_new=False).close()
+    assert path.read_bytes() == b""
 
 
 def test_no_event_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from fedwan.config import dump
-from fedwan.output import live
+from fedwan.output import live, records
 from fedwan.output.board import Board
 from fedwan.output.live import Follower, _plain_line, render_board, watch
 from fedwan.output.outputs import Outputs
@@ -189,6 +192,44 @@ def test_a_resumed_run_expects_every_site_again_and_keeps_its_sums(tmp_path: Pat
     board.take(record_of(round_row(2, "s1"), 102.0))
     assert board.sites["s1"].state == "training"
     assert [e.event for e in board.news] == ["resume"]
+
+
+def test_what_sites_spent_in_earlier_starts_counts_and_a_new_run_has_no_past(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = Board(make_config(tmp_path), since=100.0)
+    board.take(record_of(round_row(1, "s1"), 3.0))
+    left = replace(event("leave", "s1", 4.0), details={"bytes_up": 500})
+    board.take(left)
+    assert board.sites["s1"].bytes_up == 1500
+    follower = Follower(tmp_path, make_config(tmp_path))
+    follower.board.take(event("warning", "s1", time.time() - 3600))  # the clock was set back
+    assert [e.event for e in follower.board.news] == ["warning"]
+
+
+def test_a_follower_reads_on_from_the_last_whole_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dump(config := make_config(tmp_path), tmp_path / "config.yaml")
+    recorder, follower = Recorder(tmp_path), Follower(tmp_path, config)
+    given: list[int] = []
+    to_record = records.to_record
+
+    def counted(row: Any) -> Any:
+        given.append(row["version"])
+        return to_record(row)
+
+    monkeypatch.setattr(records, "to_record", counted)
+    for version in (1, 2, 3):
+        recorder.write(round_row(version, "s1"))
+        del given[:]  # which writing asks for, too
+        follower.poll(is_last=True)
+        assert given == [version]
+    recorder.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "rou')
+    follower.poll(is_last=True)
+    assert follower.board.sites["s1"].bytes_up == 3000
 
 
 def test_a_follower_knows_what_the_files_hold_and_bears_damage(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
         (torch.zeros(4, 2, 8, 8), None, "neither images nor points"),
         (torch.zeros(4), None, "neither images nor points"),
         (torch.zeros(70_000, 2), None, "too many to show"),
+        (torch.zeros(1, 2), torch.zeros(70_000, 2), "70000 real points are too many to show"),
         (torch.zeros(90_000, 1, 8, 8), None, "too many to show"),
         (images(4), images(4, 3, 16), "must match"),
         (torch.zeros(4, 2), torch.zeros(5), "must match"),
