@@ -184,10 +184,13 @@ class SiteCheckpoints:
 
     def versions(self) -> list[int]:
         """Versions that all processes have whole checkpoints of, in order; collective."""
-        own = self._group.collect(self._own_versions())
+        return sorted(self._common(_SITE))
+
+    def _common(self, kind: str) -> set[int]:
+        own = self._group.collect(self._own_versions(kind))
 
         def check() -> None:
-            path, size = self._path(max(own[0])), self._group.size
+            path, size = self._path(max(own[0]), kind), self._group.size
             if (num := read_tensors_meta(path).get("processes")) != size:
                 raise UserError(
                     f"checkpoint {path} is of {num} processes, this site has {size}; start as "
@@ -196,11 +199,11 @@ class SiteCheckpoints:
 
         if own[0]:
             self._group.lead(check)
-        return sorted(set.intersection(*own))
+        return set.intersection(*own)
 
     def starts(self) -> set[int]:
         """Versions that all processes have a start of, see `save_start`; collective."""
-        return set.intersection(*self._group.collect(self._own_versions(_START)))
+        return self._common(_START)
 
     def claim(self, session: str) -> None:
         """From here on no other process of this site saves in this folder; collective."""

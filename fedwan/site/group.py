@@ -29,6 +29,12 @@ T = TypeVar("T")
 TIMEOUT = datetime.timedelta(minutes=10)
 """Of every collective, beside the patience with which rank 0 tries to reach the coordinator."""
 WAKE_S = 2.0
+SAME = (
+    "build the same networks under the same seed in every process, and have their gradients "
+    "averaged (DDP, FSDP)"
+)
+"""The mend where processes differ in what they train."""
+_MOST_SHOWN = 16
 
 
 class Group:
@@ -110,15 +116,15 @@ class Group:
         torch.distributed.all_gather_object(values, value, group=self._handle)
         return values
 
-    def agree(self, what: str, text: str) -> None:
+    def agree(self, what: str, text: str, mend: str = SAME) -> None:
         """Refuse to go on where ranks have another text than rank 0."""
         texts = self.collect(text)
         others = [rank for rank, other in enumerate(texts) if other != texts[0]]
         if others:
+            mine, theirs = texts[0][:_MOST_SHOWN], texts[others[0]][:_MOST_SHOWN]
             raise UserError(
-                f"{what} differ between processes of this site: rank 0 has {texts[0][:16]}, rank "
-                f"{others[0]} {texts[others[0]][:16]}; build the same networks under the same seed "
-                "in every process, and have their gradients averaged (DDP, FSDP)"
+                f"{what} differ between processes of this site: rank 0 has {mine}, rank "
+                f"{others[0]} {theirs}; {mend}"
             )
 
     def close(self) -> None:

@@ -116,7 +116,10 @@ class Replica:
         A `UserError` of what would never be merged.
         """
         looks = self._looks()
-        for name, tensor in () if looks == self._seen or self.is_cut else _named(self.trained):
+        # Of what is cut, FSDP2 puts other tensors in the parameters' place; buffers stay.
+        for name, tensor in () if looks == self._seen else _named(self.trained):
+            if self.is_cut and isinstance(tensor, nn.Parameter):
+                continue
             is_other = (
                 isinstance(tensor, nn.Parameter) and self.inner.params.get(name) is not tensor
             )
@@ -204,6 +207,9 @@ class Replica:
 
     def gradients(self, fragment: Fragment) -> Mapping[str, Tensor]:
         """Gradients of parameters (zero where there is none), local values for the rest."""
+        if self.group.size > 1:  # as `same_sha256`: of others nobody would hear
+            alike = [n for n, v in self.live.items() if self._is_parameter(n) and not is_cut(v)]
+            self.group.agree("gradients", hash_state(OnDemand(alike, self._gradient_of)))
         return self._gathered(fragment.layout, self._gradient_of)
 
     def whole_base(self) -> Mapping[str, Tensor]:

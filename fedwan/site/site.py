@@ -113,6 +113,9 @@ class Site:
             is_mirrored=strategy.is_mirrored,
         )
         group.agree("initial weights", replica.initial_sha256)
+        asks = (script.num_steps, script.evaluate is not None, script.sample is not None)
+        mend = "give fedwan.join the same in every process, for all of them take part in each"
+        group.agree("steps=, evaluate= or sample=", str(asks), mend)
         self._order = StepOrder(script, config, replica.inner, strategy)
         hook = strategy.hook(replica) if strategy.hook else SiteHook()
         self._link = link = member.open_link() if group.rank == 0 else None

@@ -66,9 +66,13 @@ def clip(params: Iterable[Tensor], max_norm: float) -> None:
 
 
 def full_norm(gradient: Tensor) -> Tensor:
-    """The norm of one tensor, (), in fp32 at least; of pieces at several processes, of them all."""
-    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=full_dtype(gradient.dtype))
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    """The norm of one tensor, (), in fp32 at least.
+
+    Of pieces at several processes it is of the whole, gathered: the coordinator's, to the bit.
+    """
+    whole: Tensor = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+    norm: Tensor = torch.linalg.vector_norm(whole, dtype=full_dtype(whole.dtype))
+    return norm
 
 
 def rate_at(config: InnerConfig, step: int, num_steps: int) -> float:

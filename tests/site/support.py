@@ -111,15 +111,18 @@ def take_steps(
     batches: int = 0,
     stop_at: int = -1,
     keep: Callable[[nn.Module], object] = lambda net: None,
+    runs: nn.Module | None = None,
     **options: Any,
 ) -> Ended:
     """A training script: `batches` is the seed of its data, `keep` gets the network.
+
+    `runs` is one that takes its place.
 
     At step `stop_at` the coordinator is told to stop; `options` are of `fedwan.join`.
     """
     is_shared = way in ("ddp", "fsdp", "gradients")
     rank, size = (dist.get_rank(), dist.get_world_size()) if is_shared else (0, 1)
-    net = cut(network(seed), way)
+    net = runs or cut(network(seed), way)
     keep(net)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, foreach=False)
     data = Batches(batches)

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedwan.errors import CheckpointError, SessionLost
+from fedwan.errors import CheckpointError, SessionLost, UserError
 from fedwan.fragments import whole
 from fedwan.rng import NamedGenerators
 from fedwan.site import checkpoint
 from fedwan.site.checkpoint import Ledger, SiteCheckpoints
 from fedwan.site.meter import Work
 from fedwan.site.replica import Replica
-from fedwan.state import write_tensors
+from fedwan.state import read_tensors, write_tensors
 from tests.planes import in_thread
 from tests.support import BATCH, NET, TinyWorkload, keep_local, same_bits, tiny_shard
 
@@ -126,6 +126,11 @@ def test_what_a_site_goes_on_with_after_a_refusal_is_kept_until_its_version_is_m
     assert (second.checkpoints.versions(), second.checkpoints.starts()) == ([1], set())
 
     second.checkpoints.save_start(1, 0, ledger)
+    (tmp_path / "two").mkdir()  # of a site that had two processes then
+    tensors, meta = read_tensors(tmp_path / "start-00000001.safetensors")
+    write_tensors(tmp_path / "two" / "start-00000001.safetensors", tensors, meta | {"processes": 2})
+    with pytest.raises(UserError, match="start-00000001.* is of 2 processes, this site has 1"):
+        Site(tmp_path / "two").checkpoints.starts()
     path = tmp_path / "start-00000001.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
     third = Site(tmp_path)  # version 1 alone would be other data and optimisers

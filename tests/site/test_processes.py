@@ -79,7 +79,11 @@ def distance(a: State, b: State) -> float:
 
 @pytest.mark.parametrize(
     ("words", "way"),
-    [*zip(STRATEGIES, itertools.cycle(CUTS), strict=False), ("strategy=diloco", "gradients")],
+    [
+        *zip(STRATEGIES, itertools.cycle(CUTS), strict=False),
+        ("strategy=diloco", "gradients"),
+        ("strategy=sync inner.net.clip_norm=0.1", "fsdp"),
+    ],
 )
 def test_processes_that_take_the_same_steps_end_on_the_bits_of_one_and_cut_ones_on_the_same(
     words: str, way: str, pair: Processes, tmp_path: Path
@@ -110,20 +114,66 @@ def other_data() -> Ended:
 
 
 @pytest.mark.parametrize(
-    ("script", "text"),
+    ("script", "text", "strategy"),
     [
-        (other_weights, "initial weights differ between processes"),
-        (other_layers, "networks differ between processes"),
-        (other_data, "weights differ between processes"),  # found at the next checkpoint
+        (other_weights, "initial weights differ between processes", "diloco"),
+        (other_layers, "networks differ between processes", "diloco"),
+        (other_data, "weights differ between processes", "diloco"),  # at the next checkpoint
+        (other_data, "gradients differ between processes", "sync"),
     ],
 )
 def test_processes_that_differ_are_refused_with_both_hashes(
-    script: Any, text: str, pair: Processes, tmp_path: Path
+    script: Any, text: str, strategy: str, pair: Processes, tmp_path: Path
 ) -> None:
-    for outcome in pair.run(at_site, asked(), tmp_path, script):
+    for outcome in pair.run(at_site, asked(f"strategy={strategy}"), tmp_path, script):
         assert isinstance(outcome, Failure) and outcome.error == "UserError", outcome
         assert text in outcome.text and "\n" not in outcome.text
         assert len(set(re.findall(r"\b[0-9a-f]{16}\b", outcome.text))) == 2
+
+
+def measured_by_one() -> Ended:
+    """As many write it."""
+    return take_steps(evaluate=None if dist.get_rank() else lambda seed: {"fd": 1.0})
+
+
+def of_unequal_shards() -> Ended:
+    return take_steps(steps=8 - 4 * dist.get_rank())
+
+
+@pytest.mark.parametrize("script", [measured_by_one, of_unequal_shards])
+def test_processes_that_ask_for_different_things_do_not_wait_for_one_another(
+    script: Any, pair: Processes, tmp_path: Path
+) -> None:
+    text = "steps=, evaluate= or sample= differ between processes of this site: rank 0 has ("
+    for outcome in pair.run(at_site, asked(), tmp_path, script):
+        assert isinstance(outcome, Failure) and outcome.error == "UserError", outcome
+        assert text in outcome.text and "give fedwan.join the same" in outcome.text
+
+
+class Seeing(nn.Sequential):
+    """With a statistic that takes another tensor's place in each step."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.register_buffer("seen", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = 0.9 * self.seen + 0.1 * x.mean(0)
+        return super().forward(x)  # type: ignore[no-any-return]
+
+
+def seeing() -> list[float]:
+    net = cut(Seeing(*network()), "fsdp")
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    take_steps("fsdp", networks={"net": net}, optimizers={"net": optimizer}, runs=net)
+    return net.seen.tolist()  # type: ignore[no-any-return,operator,union-attr]
+
+
+def test_a_buffer_that_takes_another_one_s_place_travels_where_parameters_are_cut(
+    pair: Processes, tmp_path: Path
+) -> None:
+    first, second = pair.run(at_site, asked("strategy=diloco"), tmp_path, seeing)
+    assert first.ended == second.ended == first.state["net/seen"].tolist() != [0.0] * WIDTH
 
 
 # What the coordinator asks -----------------------------------------------------------------------
