@@ -25,7 +25,12 @@ _PLACES = {
 }
 
 
+_MODULES = ("app", "data")
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"fedwan.{name}")
     if name not in _PLACES:
         raise AttributeError(f"module 'fedwan' has no attribute {name!r}")
     return getattr(import_module(_PLACES[name]), name)

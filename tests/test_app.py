@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,6 +85,11 @@ def refusal(*words: str) -> str:
         load_run(*words)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_what_the_pages_name_behind_the_package_is_there() -> None:
+    code = "import fedwan; fedwan.data.Loader, fedwan.app.load_run"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_recipes_that_the_present_folder_lacks_come_from_fedwan(root: Path) -> None:

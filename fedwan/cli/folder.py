@@ -17,7 +17,8 @@ from fedwan.output.journal import JOURNAL
 FIXED = frozenset(
     {
         *("workload", "strategy", "seed", "h", "model", "network", "codec", "privacy"),
-        *("data.name", "data.split", "data.batch", "stream.fragments"),
+        *("data.name", "data.split", "data.batch", "data.size", "data.classes", "data.labels"),
+        "stream.fragments",
     }
 )
 """Settings and sections that checkpoints are of: a run that goes on keeps them."""
@@ -126,6 +127,7 @@ def _check_changes(asked: Config) -> None:
     before, is_script = dict(leaves_of(board.config)), asked.workload == COMMAND
     fixed = FIXED | ({"steps"} if asked.privacy.epsilon else set())  # noise is made for so many
     fixed |= FIXED_MASKED if asked.codec.up in MASKED else set()
+    fixed |= {f"inner.{network}.state" for network in asked.inner}  # whether moments travel
     faults = [
         f"{key} = {value!r}, and the run in {asked.out!r} began with {before.get(key)!r}; leave it "
         "out, or begin a new run with init.NETWORK=FILE, which `fedwan export` writes"

@@ -141,18 +141,26 @@ def _fulfil(found: Future[T], call: Callable[[], T]) -> None:
         found.set_exception(error)
 
 
+def has_group() -> bool:
+    """Whether torch has a process group; a `UserError` if torchrun wants one, and it has not."""
+    dist = torch.distributed
+    if dist.is_available() and dist.is_initialized():
+        return True
+    if int(num := os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(
+            f"torchrun started {num} processes, but torch has no process group; call "
+            "torch.distributed.init_process_group() before fedwan.join"
+        )
+    return False
+
+
 def open_group(patience_s: float = 0.0) -> Group:
     """The group of the processes that torchrun started; of this one alone if it did not.
 
     In a call that rank 0 `lead`s, it may try for `patience_s` to reach the coordinator.
     """
     dist = torch.distributed
-    if not dist.is_available() or not dist.is_initialized():
-        if int(num := os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise UserError(
-                f"torchrun started {num} processes, but torch has no process group; call "
-                "torch.distributed.init_process_group() before fedwan.join"
-            )
+    if not has_group():
         return Group()
     if dist.get_world_size() == 1:
         return Group()

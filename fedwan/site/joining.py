@@ -34,7 +34,7 @@ from fedwan.rng import derive_seed, seed_all
 from fedwan.site.alone import Alone
 from fedwan.site.assignment import Assignment, Outcome, end_with
 from fedwan.site.checkpoint import Stateful
-from fedwan.site.group import open_group
+from fedwan.site.group import has_group, open_group
 from fedwan.site.script import ONCE, Script
 from fedwan.site.site import Membership, Site
 from fedwan.weights import load_initial
@@ -130,6 +130,7 @@ def join(
                 )
         script = Script(modules, optimizers, trained, state or {}, steps, evaluate, sample)
         if (member := given_membership()) is None:
+            has_group()
             return Alone(script)
         config = member.config
         group = open_group(config.round.patience_s)

@@ -220,6 +220,7 @@ def test_a_run_that_is_done_is_shown_reported_and_not_started_again(
             "seed = 9, and the run in '{out}' began with 0; leave it out, or",
         ),
         (["model.width=16", "h=10"], "model.width = 16"),
+        (["inner.generator.state=average"], "inner.generator.state = 'average', and the run"),
         (["steps=20"], "steps = 20, and the run in '{out}' has taken 40; leave it out, or give"),
     ],
 )

@@ -561,6 +561,14 @@ def test_under_sync_reduce_clips_as_the_coordinator_does(tmp_path: Path) -> None
 # Alone -------------------------------------------------------------------------------------------
 
 
+def test_processes_that_torchrun_started_do_not_train_alone_beside_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="torchrun started 2 processes, but torch has no process"):
+        Trainer("sgd").join(steps=4)
+
+
 def test_a_script_that_nobody_started_trains_alone() -> None:
     plain, trainer = plainly("adamw"), Trainer("adamw")
     with trainer.join(steps=STEPS) as site:

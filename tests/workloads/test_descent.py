@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedwan import app
 from fedwan.config import Config, DataConfig, InnerConfig, SiteConfig
 from fedwan.errors import ConfigError, FedwanError
 from fedwan.rng import NamedGenerators
-from fedwan.workloads import descent
 from fedwan.workloads.base import Batch
 from fedwan.workloads.descent import Descent, Simple
 
@@ -156,7 +156,7 @@ def test_samples_are_computed_as_steps_are_and_come_in_full(
 def test_a_recipe_s_own_pictures_are_measured_as_files_are_and_other_samples_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(descent, "load_workload", lambda name: SimpleNamespace(dataset=None))
+    monkeypatch.setattr(app, "load_workload", lambda name: SimpleNamespace(dataset=None))
     loss, sample = lambda *_: torch.zeros(()), lambda num, seed: torch.zeros(num, 1, 12, 12)
     config = Config(workload="mine", inner={"net": SGD})
     workload = Simple(config, "net", nn.Linear(1, 1), loss, sample)
