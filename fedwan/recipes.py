@@ -216,16 +216,12 @@ def _unmaskable(config: Config, strategy: Strategy) -> Iterator[str]:
     """Where single contributions must be read, or there are too few to hide among."""
     what, rounds, sites = f"codec.up = {config.codec.up!r}", config.round, config.num_sites
     is_sum = strategy.contributes == "delta" and strategy.clock == "versions"
-    if is_sum and rounds.least_steps:
-        yield (
-            f"round.least_steps = {rounds.least_steps} weighs contributions by their steps, and "
-            f"{what} has all of them count alike; leave one of them out"
-        )
-    elif not is_sum or strategy.hook or strategy.share or strategy.policy.arrivals_from is not None:
+    if not is_sum or strategy.hook or strategy.share or strategy.policy.arrivals_from is not None:
+        more = " and round.least_steps=0" if rounds.least_steps else ""
         yield (
             f"{what} does not go with strategy {config.strategy!r}, which does more with "
-            "contributions than to add them up; set strategy=diloco, streaming_diloco, "
-            "sparse_loco or local_sgd, or codec.up=int4"
+            f"contributions than to add them up; set strategy=diloco, streaming_diloco, "
+            f"sparse_loco or local_sgd{more}, or codec.up=int4"
         )
     if not LEAST_SITES <= sites <= MOST_SITES:
         yield (

@@ -217,7 +217,11 @@ def test_an_operator_cannot_let_go_of_a_site_whose_shares_are_needed() -> None:
     [
         ("scaffnew", {}, "does not go with strategy 'scaffnew'.* set strategy=diloco"),
         ("async_diloco", {}, "does more with contributions than to add them up"),
-        ("diloco", {"round": {"least_steps": 1}}, "least_steps = 1 weighs contributions by"),
+        (
+            "diloco",
+            {"round": {"least_steps": 1}},
+            "or local_sgd and round.least_steps=0, or codec.up=int4",
+        ),
         ("diloco", {"round": {"merge": "median"}}, "round.merge = 'median' reads"),
         ("diloco", {"checkpoint": {"every": 3}}, "summed twice under masks.* checkpoint.every=1"),
         ("diloco", {"round": {"quorum": 1}}, "more than half of all sites.* set round.quorum=2"),
