@@ -58,6 +58,11 @@ class Shard:
         if self.told is not None:
             return self.num_samples * (torch.arange(num_labels) == self.told)
         y = torch.as_tensor(getattr(self.train, "labels", ()), dtype=torch.int64)
+        if odd := sorted({*y.tolist()} - {*range(num_labels)}):
+            raise ConfigError(
+                f"the data set has a label {odd[0]}, and networks are told 0 to {num_labels - 1}; "
+                "number labels from 0 on, and name all in data.classes"
+            )
         return y.bincount(minlength=num_labels)
 
     def loader(
@@ -77,7 +82,9 @@ class Shard:
         In their order, of a stream as they come, on the CPU.
         """
         if is_stream(self.train):
-            return default_collate(list(islice(copied(self.train), start, start + num)))
+            if not (rows := list(islice(copied(self.train), start, start + num))):
+                raise ConfigError("a stream of data gives no samples; see that it has some")
+            return default_collate(rows)
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(self.num_samples, generator=generator)
         places = order[start : start + num].sort().values

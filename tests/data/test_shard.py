@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from fedwan.app import load_run
 from fedwan.config import Config, DataConfig
@@ -128,6 +129,8 @@ def test_any_data_set_becomes_a_shard_with_held_out_samples_or_without() -> None
     tokens.labels = (np.arange(10) // 6).astype(np.int32)  # as data sets of torchvision have them
     assert shard.count(2).tolist() == [6, 4]
     one, other = [{"latents": torch.ones(2)}] * 9, [{"latents": torch.zeros(2)}] * 3
+    tokens.labels = np.array([0, 5] * 5)
+    refused("a label 5, and networks are told 0 to 1", lambda: shard.count(2))
     shard = dataset_of(page((one, other)), ASKED, "s1")
     assert shard.held_out["latents"].shape == (3, 2)
     assert dataset_of(page(shard), ASKED, "s1") is shard
@@ -152,9 +155,15 @@ def test_what_the_settings_say_of_data_holds_for_a_data_set_of_one_s_own() -> No
     )
 
 
+class Nothing(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
 @pytest.mark.parametrize(
     ("made", "text"),
     [
+        (([torch.ones(1)] * 9, Nothing()), "a stream of data gives no samples; see that it has"),
         (None, "returned a NoneType for site 's1'"),
         ([], "returned nothing for site 's1'"),
         ([torch.ones(1)] * 3, "data.batch = 4 is more than the 3 samples"),
