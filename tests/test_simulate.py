@@ -23,7 +23,7 @@ from fedwan.link.base import Delivery, Link
 from fedwan.protocol import policy
 from fedwan.rng import NamedGenerators
 from fedwan.simulation import Absence
-from fedwan.site import stub
+from fedwan.site import joining, stub
 from fedwan.site.place import Place
 from fedwan.site.site import Membership
 from fedwan.state import State, state_of
@@ -341,3 +341,23 @@ def test_a_script_s_own_kinds_and_steps_complete_the_run(tmp_path: Path) -> None
     config = load_run(None, ["workload=command", "sites=2", "eval.every=0"])
     ran = fedwan.simulate(config, tmp_path, train=script)
     assert ran.model.versions == [2] and len(set(ran.site_sha256.values())) == 1
+
+
+def test_each_site_s_script_draws_from_a_seed_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(joining.torch, "initial_seed", lambda: 7)  # as where each is a process
+    monkeypatch.setattr(joining, "seed_all", seeds.append)
+
+    def script(member: Membership) -> None:
+        network = TinyWorkload({"unet": ADAM}).networks["unet"]
+        optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
+        with fedwan.join(networks={"unet": network}, optimizers={"unet": optimizer}) as site:
+            for _ in site:
+                network(torch.randn(4, 2)).square().mean().backward()
+                optimizer.step()
+
+    words = ["workload=command", "sites=2", "steps=4", "h=2", "eval.every=0"]
+    fedwan.simulate(load_run(None, words), tmp_path, train=script)
+    assert len(seeds) == len({*seeds}) == 2

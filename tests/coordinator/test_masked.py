@@ -360,3 +360,13 @@ def test_a_false_share_that_comes_first_is_found_out(num: int) -> None:
     assert _put_together(shares, least, hash_of(seed)) == seed
     few = {number: shares[number] for number in range(1, least + 1)}
     assert _put_together(few, least, hash_of(seed)) is None
+
+
+def test_neither_of_a_site_s_keys_changes_while_a_run_lasts() -> None:
+    masking = Masking("run", ["s1", "s2", "s3"], 2)
+    keys = {"exchange_key": bytes(32), "signing_key": bytes(32)}
+    masking.keep("s1", wire.MaskCard(site="s1", **keys))
+    assert not masking.conflict("s1", wire.MaskCard(site="s1", certificate=b"renewed", **keys))
+    for name in keys:
+        card = wire.MaskCard(site="s1", **keys | {name: b"1" * 32})
+        assert "other masking keys than the run began with" in masking.conflict("s1", card)

@@ -230,6 +230,42 @@ def test_a_resumed_run_goes_on_bit_for_bit(name: str, down: str, tmp_path: Path)
     assert same_bits(model.ema, loaded.ema) and model.versions == loaded.versions == [7]
 
 
+def test_what_is_owed_to_the_sites_of_each_fragment_outlives_the_coordinator(
+    tmp_path: Path,
+) -> None:
+    strategy = strategy_of("diloco", "int2")._replace(fragments=strided(2, 1))
+    model = make_model(strategy)
+
+    def go_on(model: GlobalModel, seeds: range) -> None:
+        for seed in seeds:
+            for fragment in model.fragments:
+                merged = {name: positive_state(seed)[name] for name in fragment.layout}
+                model.commit(fragment, merged, samples=30)
+
+    go_on(model, range(1, 3))
+    parameters = {name for name, spec in LAYOUT.items() if spec.role is Role.PARAMETER}
+    assert len(model.fragments) == 2 and model._residual.keys() == parameters
+    model.save(tmp_path, {})
+    loaded = GlobalModel.load(tmp_path, strategy, CONFIG)
+    for each in (model, loaded):
+        go_on(each, range(3, 6))
+    assert same_bits(model.state, loaded.state)
+
+
+def test_sites_keep_what_the_checkpoint_before_the_newest_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, told = CoordinatedRun.checkpoint, []
+
+    def note(run: CoordinatedRun, model: GlobalModel) -> None:
+        checkpoint(run, model)
+        told.append((model.version, run.hub.durable_version))
+
+    monkeypatch.setattr(CoordinatedRun, "checkpoint", note)
+    run_tiny(tmp_path, tiny_config(h=2, steps=10, checkpoint={"every": 2}))
+    assert told == [(2, 0), (4, 2), (5, 4)]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_model_holds_no_file_that_it_was_read_from(tmp_path: Path) -> None:
     model = make_model(strategy_of("diloco"))

@@ -443,6 +443,14 @@ def test_a_farewell_counts_once(bench: Bench) -> None:
     assert bench.hub.unmerged.bytes_up == 6
 
 
+def test_a_farewell_of_a_process_that_was_replaced_does_not_put_the_next_one_out(
+    bench: Bench,
+) -> None:
+    bench.hub.join("s1", bench.hello("s1", "second"))
+    bench.hub.leave("s1", wire.Farewell(session="s1-first", error="late"))
+    assert bench.is_live("s1") and not bench.hub.farewells
+
+
 def test_whole_weights_come_with_what_is_known_of_the_same_version(bench: Bench) -> None:
     """Else a site whose contribution is in them would wait for one more update."""
     model = bench.set_model()

@@ -33,6 +33,7 @@ from tests.support import (
     Ran,
     RewritingLink,
     encoded,
+    killed_after,
     random_state,
     run_tiny,
     same_bits,
@@ -119,6 +120,25 @@ def test_noise_comes_again_for_the_same_contributions_to_the_same_version_alone(
     other_run.resume(privacy.state_dict(), 1)
     assert torch.equal(noise_of(other_run, round_of())["g/w"], first)
     assert other_run.steps == privacy.steps + 2
+
+
+def test_noise_does_not_come_again_where_a_site_has_sent_something_else() -> None:
+    """Two sums under the same noise tell their difference."""
+    privacy, other = privacy_of(), round_of()
+    first = noise_of(privacy, round_of())["g/w"]
+    key, contribution, staleness, scale = other.merged[1]
+    other.merged[1] = Merge(key, contribution._replace(payload_hash="else"), staleness, scale)
+    assert not torch.equal(noise_of(privacy, other)["g/w"], first)
+
+
+def test_versions_that_a_damaged_checkpoint_had_are_spent(tmp_path: Path) -> None:
+    config = config_of()
+    with killed_after(4):
+        run_tiny(tmp_path, config)
+    path = tmp_path / "checkpoint" / CHECKPOINT
+    path.write_bytes(path.read_bytes()[:-1])
+    again = run_tiny(tmp_path, config, resume=True)
+    assert read_tensors_meta(path)["privacy"]["steps"] == again.result.model.version + 1
 
 
 @pytest.mark.slow

@@ -8,9 +8,13 @@ import socket
 import sys
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedwan.flower import private_port
-from fedwan.flower.private_port import HOST, owner_of
+from fedwan.flower.private_port import HOST, PrivateProtocol, owner_of
 from fedwan.flower.processes import Service, last_line
 from tests.flower.fleet import as_nobody, nobody
 from tests.planes import eventually
@@ -71,3 +75,15 @@ def test_nobody_can_take_the_place_of_a_server_that_starts_or_has_died(tmp_path:
         assert nobody(SEIZE, port) == "in use\n"
         listener.close()  # we die as well; who was connected may not have noticed yet
         assert nobody(SEIZE, port) == "in use\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells")
+@pytest.mark.parametrize(("owner", "is_cut"), [(os.geteuid(), 0), (os.geteuid() + 1, 1), (None, 1)])
+def test_who_is_not_seen_to_be_this_user_is_cut_off_also_who_has_hung_up(
+    owner: int | None, is_cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_port, "owner_of", lambda *_: owner)
+    monkeypatch.setattr(H11Protocol, "connection_made", lambda *_: None)
+    transport = Mock(get_extra_info=lambda name: (HOST, 1))
+    PrivateProtocol.__new__(PrivateProtocol).connection_made(transport)
+    assert transport.abort.call_count == is_cut

@@ -205,3 +205,31 @@ def test_who_is_no_authority_vouches_for_nobody(thief: str, folders: Path) -> No
     signature = forger.sign(b"keys", ec.ECDSA(hashes.SHA256()))
     with pytest.raises(IdentityError, match="of no authority that is trusted here"):
         Identity.load(folders / "s1").verify("s2", chain, signature, b"keys")
+
+
+def test_a_list_that_stays_away_is_missed_from_the_first_time_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = pki.federation(tmp_path, ["127.0.0.1"], ["s1"]).directory / "coordinator"
+    admission, certificate = Admission(folder), certificate_of(tmp_path / "s1")
+    (folder / "crl.pem").unlink()
+    clock = [1000.0]
+    monkeypatch.setattr(admission_module.time, "monotonic", lambda: clock[0])
+    found = []
+    for _ in range(4):  # calls come all the time
+        found.append(admission.objection(certificate))
+        clock[0] += admission_module.GONE_S / 2.5
+    assert not any(found[:3]) and isinstance(found[3], Lapse) and "list is gone" in found[3]
+
+
+def test_of_two_lists_of_an_authority_either_revokes(tmp_path: Path) -> None:
+    authority = pki.federation(tmp_path, ["127.0.0.1"], ["s1", "s2"])
+    path = tmp_path / "coordinator" / "crl.pem"
+    before = path.read_bytes()
+    authority.revoke("s1")
+    after = path.read_bytes()
+    for lists in (before + after, after + before):
+        path.write_bytes(lists)
+        admission = Admission(tmp_path / "coordinator")
+        assert admission.objection(certificate_of(tmp_path / "s1")) == "is revoked"
+        assert not admission.objection(certificate_of(tmp_path / "s2"))

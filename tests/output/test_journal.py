@@ -26,6 +26,7 @@ from fedwan.output import journal
 from fedwan.output.journal import DURABLE, FIRST, JOURNAL, Journal, verify
 from fedwan.output.outputs import Outputs
 from fedwan.output.records import Recorder
+from fedwan.protocol.registry import DECIDED
 from fedwan.state import read_tensors, write_tensors
 from tests.output.runs import TOTALS, event_row
 from tests.planes import Wires, in_thread
@@ -344,3 +345,29 @@ def test_no_event_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     syncing(10.0)
     monkeypatch.setattr(journal.os, "fsync", os.fsync)
     recorder.close()
+
+
+@pytest.mark.parametrize("event", ["start", "version", "checkpoint", "done", *DECIDED.values()])
+def test_what_a_coordinator_goes_on_by_is_on_disk_once_it_is_told(
+    event: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    lines, path = Journal(tmp_path / JOURNAL, is_new=True), tmp_path / JOURNAL
+    monkeypatch.setattr(journal.os, "fsync", lambda _: synced.append(path.stat().st_size))
+    lines.append({"event": event})
+    size = path.stat().st_size
+    lines.append({"event": "join"})
+    lines.close()
+    assert synced == [size]
+
+
+def test_a_site_cannot_be_the_coordinator_whose_lines_are_checked(
+    rows: list[dict[str, Any]], identities: Path, tmp_path: Path
+) -> None:
+    site = Identity.load(identities / "s1")
+    lines = Journal(tmp_path / JOURNAL, is_new=True, sign=site.sign)
+    for row in [{**rows[0], "certificate": site.cert_pem.decode()}, *rows[1:]]:
+        lines.append(row)
+    lines.close()
+    with pytest.raises(FedwanError, match="line 1: the certificate of the coordinator is a site's"):
+        verify(tmp_path, identities / "coordinator" / "ca.crt")

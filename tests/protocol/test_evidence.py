@@ -16,7 +16,8 @@ from fedwan.link import client, pki
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.framing import ChunkHashes, Part, plain
 from fedwan.link.tls import Identity, has_signed
-from fedwan.protocol.evidence import statement, statement_of
+from fedwan.protocol.evidence import fields_of, statement, statement_of
+from fedwan.protocol.round import Key
 from fedwan.simulation import RUN_ID
 from tests.planes import (
     Bench,
@@ -199,3 +200,11 @@ def test_the_journal_has_the_certificate_of_a_site_that_was_renewed_meanwhile(
     pem = (folder / "s1" / "identity.crt").read_text()
     assert bench.events[-1] == ("renewed", "s1", "s1 shows another certificate")
     assert bench.details[-1] == {"certificate": pem} != bench.details[0]
+
+
+@pytest.mark.parametrize("name", "site fragment version payload steps samples attempt".split())
+def test_a_site_signs_all_that_the_journal_tells_of_its_contribution(name: str) -> None:
+    bundle = wire.MaskBundle(epoch=1, basis=bytes(32), hashes=[bytes(16)] * 3)
+    row = fields_of(Key(1, 2, "s1"), "00", wire.Work(steps=3, samples=4), bundle)
+    assert statement(RUN_ID, row | {name: "other"}) != statement(RUN_ID, row)
+    assert statement("another", row) != statement(RUN_ID, row)

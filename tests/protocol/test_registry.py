@@ -120,3 +120,12 @@ def test_another_site_sends_the_first_weights_where_the_first_to_join_is_lost(
     # Once it joins anew, Welcome says it.
     registry.admit("s2", "c", 0.0)
     assert kinds(attach(registry, "s2", "c")) == []
+
+
+def test_a_process_that_was_to_leave_does_not_come_back_with_its_site(registry: Registry) -> None:
+    registry.decide("drain", "s1", [], has_begun=True)
+    assert registry.release([]) == ["s1"]
+    registry.decide("admit", "s1", [], has_begun=True)
+    with pytest.raises(SessionLost, match="another process of s1 has joined"):
+        registry.admit("s1", "a", 1.0)  # its Join, which the network held back
+    assert registry.admit("s1", "b", 2.0) and registry.live(2.0) == ["s1"]

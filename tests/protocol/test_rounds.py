@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedwan.codecs import fp32
+from fedwan.errors import PayloadError
 from fedwan.fragments import Fragment, whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.policy import RoundPolicy
@@ -430,3 +431,35 @@ def test_of_a_sum_that_an_earlier_start_closed_an_ejected_site_s_part_stays() ->
     rounds.publish(Update(1))
     assert [merge.key.site for merge in rounds.begin(1.0).merged] == [*SITES]
     rounds.publish(Update(1))
+
+
+def test_what_is_merged_is_not_wanted_again_whatever_its_site_has_sent_besides() -> None:
+    rounds = make(RoundPolicy(3, 1, 10.0, max_staleness=2))
+    close(rounds, "s2")
+    rounds.begin(0.0)
+    for version in (0, 1):  # one too late for its round, and the next one
+        send(rounds, "s1", version)
+    assert rounds.advance(10.0, 3)[0] == "close"
+    rounds.publish(Update(1))
+    assert [rounds.settled(Key(0, version, "s1")) for version in (0, 1)] == ["accepted"] * 2
+    assert rounds.settled(Key(0, 0, "s3")) == ""
+
+
+def test_late_contributions_follow_by_version_and_site_whatever_their_arrivals() -> None:
+    rounds = make(RoundPolicy(3, 1, 10.0, max_staleness=2))
+    close(rounds, "s1")
+    close(rounds, "s1")
+    present = rounds.begin(0.0)
+    for site, version in (("s3", 1), ("s3", 0), ("s2", 1), ("s2", 0), ("s1", 2)):
+        send(rounds, site, version)
+    assert rounds.advance(10.0, 3)[0] == "close"
+    order = [(merge.key.version, merge.key.site) for merge in present.merged]
+    assert order == [(2, "s1"), (0, "s2"), (0, "s3"), (1, "s2"), (1, "s3")]
+
+
+def test_no_contribution_is_of_more_steps_than_its_round_has() -> None:
+    rounds, key = make(RoundPolicy(3, 3)), Key(0, 0, "s1")
+    rounds.check(key, wire.Work(steps=3, samples=3))  # one is repeated where a site begins anew
+    for steps, samples in ((4, 4), (4, 2), (2, 3)):
+        with pytest.raises(PayloadError, match="where 3 steps of 1 are the most"):
+            rounds.check(key, wire.Work(steps=steps, samples=samples))

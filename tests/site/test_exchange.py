@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from fedwan.errors import PayloadError
+from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
+from fedwan.site.replica import Replica
 from fedwan.site.stub import CoordinatorStub
 from tests.site.support import Ended, Ran, asked, at_site, take_steps
 
@@ -62,3 +65,14 @@ def test_what_is_a_sites_own_is_put_back_after_an_overflow(tmp_path: Path) -> No
     (refused,) = [row for row in ran.records if row.get("event") == "rejected"]
     assert "not finite" in refused["text"]
     assert all(bool(value.isfinite().all()) for value in nets[0].parameters())
+
+
+def test_what_half_precision_rounds_away_as_an_update_lands_is_no_step_of_the_site() -> None:
+    net = nn.Linear(8, 8).bfloat16()
+    replica = Replica({"net": net}, {"net": torch.optim.SGD(net.parameters(), lr=0.1)})
+    (fragment,) = whole(replica.layout)
+    for value in replica.base.values():
+        value.add_(1e-4)
+    replica.land(fragment, 0.0)
+    for taken in (replica.delta(fragment), replica.take_delta(fragment, {})):
+        assert not any(bool(delta.any()) for delta in taken.values())

@@ -20,6 +20,7 @@ from fedwan.link import pki
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.tls import Identity
 from fedwan.protocol.unmasking import Unmasking, basis_of, check_bundle, majority
+from fedwan.site import masker
 from fedwan.site.masker import Masker
 from fedwan.state import Layout
 from tests.support import spec
@@ -52,8 +53,8 @@ class Sites:
                 identity, "run", self.names, majority(len(names)), state / name
             )
         self.cards = [masker.card() for masker in self.maskers.values()]
-        for masker in self.maskers.values():
-            masker.meet(self.cards, epoch)
+        for each in self.maskers.values():
+            each.meet(self.cards, epoch)
 
     def send(
         self, version: int, senders: Collection[str]
@@ -272,3 +273,28 @@ def test_keys_are_those_that_a_trusted_certificate_vouches_for(
 def _made(folder: Path) -> Path:
     folder.mkdir(parents=True)
     return folder
+
+
+@pytest.mark.parametrize("num", range(3, 64))
+def test_no_two_lists_of_a_version_find_signers_of_their_own(num: int) -> None:
+    assert num < 2 * majority(num) <= num + 2
+
+
+def test_of_two_sites_each_would_know_the_other_s_part(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="masks hide nothing between 2 sites; take 3"):
+        Sites(folder, tmp_path, names=NAMES[:2])
+
+
+def test_no_mask_is_used_for_a_second_start_fragment_version_or_basis(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sites, used = Sites(folder, tmp_path), list[bytes]()
+    monkeypatch.setattr(masker, "KeyStreams", lambda *seeds: used.extend(sum(seeds, [])))
+    first = sites.maskers["s1"]
+    for epoch, fragment, version, weights in (
+        *((1, 0, 0, WEIGHTS), (1, 1, 0, WEIGHTS), (1, 0, 1, WEIGHTS)),
+        *((1, 0, 0, "other"), (2, 0, 0, WEIGHTS)),
+    ):
+        first.meet(sites.cards, epoch)
+        first.seal(sites.codec, fragment, version, weights, SIZES)
+    assert len(used) == len({*used}) == 5 * len(NAMES)
