@@ -1,10 +1,11 @@
 """The whole federation under faults that a seed chooses: real code, virtual time, invariants.
 
 Coordinator and sites run as they are, over a network and a disk that fail (`benchmarks/seeded`).
-After every update the global weights are compared with those of the run that nothing disturbed; and
-nothing may be merged twice, called durable too early, or wait for ever. A seed replays a run
-exactly: `--seed 17 --trace` prints it, and `--shrink 17` looks for the fewest faults, of the fewest
-kinds, with which it still fails.
+After an update the global weights are compared with those of the run that nothing disturbed, where
+nothing has come in between that makes them others (`compared`, of all `updates`); and nothing may
+be merged twice, called durable too early, or wait for ever. A seed replays a run exactly:
+`--seed 17 --trace` prints it, and `--shrink 17` looks for the fewest faults, of the fewest kinds,
+with which it still fails.
 `--bugs` plants known bugs of the protocol one at a time, and counts the seeds until each is found.
 """
 
@@ -23,12 +24,14 @@ import torch
 from benchmarks.harness.table import Row
 from benchmarks.seeded.bugs import BUGS, planted
 from benchmarks.seeded.faults import KINDS, LOSSES, decide
-from benchmarks.seeded.scenarios import SCENARIOS, TURNS
-from benchmarks.seeded.world import BAD_BATCHES, BAD_KINDS, FAULTS, Report, simulate_seed
+from benchmarks.seeded.scenarios import DRAWN, SCENARIOS, TURNS
+from benchmarks.seeded.world import BAD_BATCHES, FAULTS, Report, prepare, simulate_seed
 from fedwan.errors import UserError
 
 NAMES = [*(kind.__name__ for kind in (*KINDS, decide, *LOSSES)), BAD_BATCHES]
 """Of kinds of faults."""
+NUMBERS = ("seeds", "faults", "violations", "updates", "compared")
+"""Of a row, which are added up."""
 MOST_SEEDS = 1000
 """For which a planted bug is looked for."""
 
@@ -86,6 +89,8 @@ def _row(reports: Sequence[Report], s_per_seed: float) -> Row:
         "min": min(report.faults.total() for report in reports),
         "kinds": dict(sorted(kinds.items())),
         "violations": sum(bool(report.violations) for report in reports),
+        "updates": sum(report.num_updates for report in reports),
+        "compared": sum(report.num_compared for report in reports),
         "virtual_h": round(sum(report.virtual_s for report in reports) / 3600, 1),
         "real_s": round(s_per_seed * len(reports), 1),
     }
@@ -122,12 +127,13 @@ def shrink(seed: int) -> Row:
 
 def _find(bug: str) -> Row:
     torch.set_num_threads(1)
-    for name in SCENARIOS:  # the undisturbed runs, before the bug is there
-        for kind in range(BAD_KINDS + 1):
-            simulate_seed(kind * len(TURNS), name, faults=1)
+    for name in SCENARIOS:  # before the bug is there
+        prepare(name)
     row = {"bug": bug, "seeds": None, "scenario": "", "violation": ""}
     with planted(bug):
         for seed in range(1, MOST_SEEDS + 1):
+            if TURNS[seed % len(TURNS)] == DRAWN:  # nothing to compare them with is prepared
+                continue
             report = simulate_seed(seed)
             if report.violations:
                 found = {"scenario": report.scenario, "violation": report.violations[0]}
@@ -141,10 +147,11 @@ def summarise(rows: Sequence[Row]) -> Iterator[str]:
         found = [row for row in rows if row["seeds"]]
         yield f"{len(found)} of {len(rows)} bugs found within {MOST_SEEDS} seeds"
         return
-    total = {key: sum(row[key] for row in rows) for key in ("seeds", "faults", "violations")}
+    total = {key: sum(row[key] for row in rows) for key in NUMBERS}
     days = sum(row["virtual_h"] for row in rows) / 24
     yield (
         f"{total['seeds']} seeds, {total['faults']} faults, at least "
         f"{min(row['min'] for row in rows)} each, {total['violations']} violations; "
+        f"{total['compared']} of {total['updates']} updates compared; "
         f"{days:.1f} virtual days in {sum(row['real_s'] for row in rows) / 60:.1f} minutes"
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from benchmarks.seeded.kernel import Process
+from benchmarks.seeded.scenarios import find
 from fedwan.config import MASKED
 from fedwan.coordinator import members
 from fedwan.errors import UserError
@@ -78,10 +80,17 @@ def _await_update(world: World) -> None:
 
 
 def kinds_of(world: World, seed: int) -> Sequence[Kind]:
-    """A third of the seeds has an operator, too; half lose what nobody makes again, in one way."""
-    kinds = KINDS if seed // 8 % 3 else (*KINDS, *[decide] * 2)
+    """A third of the seeds has an operator, too; half lose what nobody makes again, in one way.
+
+    Where bits are the undisturbed run's until a death, nobody dies in half of the seeds.
+    """
+    # Not by the seed's digits, which a scenario's seeds share.
+    drawn = random.Random(f"{seed} kinds")
+    if find(world.report.scenario).same_bits == "until a death" and drawn.randrange(2):
+        return HARMLESS
+    kinds = KINDS if drawn.randrange(3) else (*KINDS, *[decide] * 2)
     is_masked = world.config.codec.up in MASKED  # whose keys are in a folder, and of all sites
-    return kinds if seed // 24 % 2 or is_masked else (*kinds, LOSSES[seed // 48 % len(LOSSES)])
+    return kinds if drawn.randrange(2) or is_masked else (*kinds, drawn.choice(LOSSES))
 
 
 def kill_site(world: World) -> None:
@@ -216,5 +225,7 @@ KINDS: tuple[Kind, ...] = (
     join_twice,
     set_clock,
 )
+HARMLESS: tuple[Kind, ...] = (stop, cut, slow_down, lose, set_clock)
+"""By which nobody dies."""
 LOSSES: tuple[Kind, ...] = (lose_folder, put_back, add_site, join_elsewhere)
 """After which weights may be others than the undisturbed run's, but the same for all parties."""

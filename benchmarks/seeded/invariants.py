@@ -142,8 +142,12 @@ class Invariants:
                 lost = {n: v for n, v in hub.model._residual.items() if n in fragment.layout}
                 self._lost[at] = clone(lost)
             self._world.note(f"versions {versions} are {sha[:12]}")
-            if self._is_bound() and sha != self._undisturbed.get(versions):
-                self._world.violated(f"versions {versions} are not those of the undisturbed run")
+            self._world.report.num_updates += 1
+            if self._is_bound():
+                self._world.report.num_compared += 1
+                if sha != self._undisturbed.get(versions):
+                    text = f"versions {versions} are not those of the undisturbed run"
+                    self._world.violated(text)
             self._check_accepted(hub)
             self._check_kept(hub)
 

@@ -1,8 +1,9 @@
 """One federation in one process: real coordinator, real sites, seeded faults, invariants.
 
 Every site and the coordinator is a `Process` that its supervisor starts again when it dies, as
-systemd would. After every update the weights are compared with those of the run that nothing
-disturbed; what else must hold is asserted where it can break first.
+systemd would. The weights of updates are compared with those of the run that nothing disturbed, for
+as long as a scenario's have to be the same; what else must hold is asserted where it can break
+first.
 """
 
 from __future__ import annotations
@@ -92,6 +93,9 @@ class Report:
     """Kinds of faults that are left out."""
     sha: dict[Versions, str] = field(default_factory=dict)
     """Of the global weights, by versions."""
+    num_updates: int = 0
+    num_compared: int = 0
+    """Of them, with the undisturbed run's."""
 
 
 ENDS = Killed | SessionLost | LinkLost | RunStopped | OSError | SiteDrained | SiteEjected
@@ -121,7 +125,8 @@ class World:
         self.random = random.Random(f"{seed} {scenario}")
         self._tears = random.Random(f"{seed} {scenario} journal")
         self.config = configure(scenario)
-        self.step_s = STEP_S * (1 if seed % 3 else SLOWER)
+        is_slow = not random.Random(f"{seed} steps").randrange(3)
+        self.step_s = STEP_S * (SLOWER if is_slow else 1)
         self.folder = folder
         self.names = site_names(self.config)
         straggler = random.Random(f"{seed} {scenario} straggler")
@@ -389,9 +394,8 @@ def _identities(*names: str) -> Mapping[str, Identity]:
         return found | {"coordinator": Identity.load(Path(folder) / "coordinator", "coordinator")}
 
 
-def draw_bad_batches(seed: int, scenario: str) -> BadBatches:
-    """In a quarter of the seeds, of few kinds."""
-    kind = seed // len(TURNS) % (4 * BAD_KINDS)
+def bad_batches_of(kind: int, scenario: str) -> BadBatches:
+    """Of few kinds; none from `BAD_KINDS` on."""
     drawn, config = random.Random(f"{kind} {scenario} bad batches"), configure(scenario)
     names = site_names(config)
     num = drawn.randint(1, min(MOST_BAD, len(names))) if kind < BAD_KINDS else 0
@@ -411,6 +415,12 @@ def _simulate(
         return World(report, undisturbed, Path(folder), bad_batches).run()
 
 
+def prepare(scenario: str) -> None:
+    """Have the runs that nothing disturbs, which seeds are compared with."""
+    for kind in range(BAD_KINDS + 1):
+        _undisturbed(scenario, bad_batches_of(kind, scenario))
+
+
 def simulate_seed(
     seed: int, scenario: str = "", faults: int = FAULTS, without: Collection[str] = ()
 ) -> Report:
@@ -418,7 +428,8 @@ def simulate_seed(
     scenario = scenario or TURNS[seed % len(TURNS)]
     scenario = draw(seed) if scenario == DRAWN else scenario
     report = Report(seed, scenario, num_faults=faults, without=without)
-    bad_batches = () if BAD_BATCHES in without else draw_bad_batches(seed, scenario)
+    kind = random.Random(f"{seed} bad batches").randrange(4 * BAD_KINDS)  # a quarter has some
+    bad_batches = () if BAD_BATCHES in without else bad_batches_of(kind, scenario)
     undisturbed = _undisturbed(scenario, bad_batches)
     report.violations += undisturbed.violations
     return _simulate(report, undisturbed.sha, bad_batches)
