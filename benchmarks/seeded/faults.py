@@ -43,7 +43,7 @@ def cause_faults(world: World, report: Report) -> None:
 
     def lag() -> float:
         """Faults that are due by now, since the run may be over before the last."""
-        due = report.num_faults * (world.num_updates + 1) / (EARLY * world.num_expected)
+        due = report.num_faults * (world.report.num_updates + 1) / (EARLY * world.num_expected)
         return max(0.0, due - report.faults.total())
 
     while report.faults.total() < report.num_faults:
@@ -74,8 +74,10 @@ def _await_update(world: World) -> None:
     for path in world.paths.values():
         if world.random.random() < MENDED:
             path.mend()
-    until, present = world.kernel.now + QUIET_S, world.num_updates
-    while world.num_updates == present and world.kernel.now < until and not world.is_complete:
+    until, present = world.kernel.now + QUIET_S, world.report.num_updates
+    while (
+        world.report.num_updates == present and world.kernel.now < until and not world.is_complete
+    ):
         world.kernel.park(0.1)
 
 

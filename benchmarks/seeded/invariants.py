@@ -135,19 +135,7 @@ class Invariants:
 
         def observed_publish(payload: Any, **given: Any) -> None:
             publish(payload, **given)
-            versions, sha = tuple(hub.model.versions), hash_state(hub.model.state)
-            self._world.num_updates += 1
-            self._world.report.sha[versions] = self._told[versions] = sha
-            for at, fragment in zip(enumerate(versions), hub.model.fragments, strict=True):
-                lost = {n: v for n, v in hub.model._residual.items() if n in fragment.layout}
-                self._lost[at] = clone(lost)
-            self._world.note(f"versions {versions} are {sha[:12]}")
-            self._world.report.num_updates += 1
-            if self._is_bound():
-                self._world.report.num_compared += 1
-                if sha != self._undisturbed.get(versions):
-                    text = f"versions {versions} are not those of the undisturbed run"
-                    self._world.violated(text)
+            self._compare(hub)
             self._check_accepted(hub)
             self._check_kept(hub)
 
@@ -163,6 +151,21 @@ class Invariants:
         hub.close_stripe = observed_close_stripe  # type: ignore[method-assign]
         hub.publish = observed_publish  # type: ignore[method-assign]
         hub.download = observed_download  # type: ignore[method-assign]
+
+    def _compare(self, hub: Servicer) -> None:
+        """The weights of an update with the undisturbed run's, where they have to be the same."""
+        versions, sha = tuple(hub.model.versions), hash_state(hub.model.state)
+        self._world.report.sha[versions] = self._told[versions] = sha
+        for at, fragment in zip(enumerate(versions), hub.model.fragments, strict=True):
+            lost = {n: v for n, v in hub.model._residual.items() if n in fragment.layout}
+            self._lost[at] = clone(lost)
+        self._world.note(f"versions {versions} are {sha[:12]}")
+        self._world.report.num_updates += 1
+        if self._is_bound():
+            self._world.report.num_compared += 1
+            if sha != self._undisturbed.get(versions):
+                text = f"versions {versions} are not those of the undisturbed run"
+                self._world.violated(text)
 
     def _check_accepted(self, hub: Servicer) -> None:
         """What was accepted is merged once its round is over, if its site still takes part.

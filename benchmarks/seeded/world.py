@@ -149,7 +149,6 @@ class World:
         for name in ("coordinator", *self.names) if report.num_faults else ():
             self.kernel.clocks[name] = (clocks.uniform(-DAY_S, DAY_S), 0.0, 0.0)
         self.is_complete = False
-        self.num_updates = 0
         self.num_expected = len(undisturbed) or 1
         self._ended: dict[str, str] = {}
         self._decided: dict[str, str] = {}

@@ -44,7 +44,7 @@ class Follower:
         # A new run has no past, and its clock may be set back.
         self._since = time.time() if (out / JOURNAL).exists() else 0.0
         self._began = time.monotonic()
-        self._sizes: list[int] = []
+        self._sizes: dict[str, int] = {}
         self._at: dict[str, int] = {}
         """Bytes of each file that the board has."""
         self._due_s = 0.0
@@ -58,12 +58,12 @@ class Follower:
     def poll(self, *, is_last: bool = False) -> None:
         """Read on in the run's files if they have grown, a fiftieth of the time at most."""
         paths = [path for name in (METRICS, JOURNAL) if (path := self._out / name).exists()]
-        sizes, begun_s = [path.stat().st_size for path in paths], self.elapsed_s
+        sizes, begun_s = {path.name: path.stat().st_size for path in paths}, self.elapsed_s
         if sizes == self._sizes or begun_s < self._due_s and not is_last:
             return
         with suppress(ConfigError):  # damage must not end a live view
             config, at, board = load(self._out / "config.yaml"), self._at.copy(), self.board
-            if any((self._out / name).stat().st_size < begin for name, begin in at.items()):
+            if any(sizes.get(name, 0) < begin for name, begin in at.items()):
                 at, board = {}, Board(config, self._since)  # written anew
             records, board.config = read_records(self._out, at), config
             for record in records:

@@ -92,42 +92,13 @@ def join(
     end_in_a_line()
     if Outcome.is_left():
         raise UserError(ONCE)
-    for what, given, kind, least in (
-        ("networks", networks, nn.Module, 1),
-        ("optimizers", optimizers, torch.optim.Optimizer, 1),
-        ("state", state or {}, object, 0),
-        ("kinds", kinds or {}, str, 0),
-    ):
-        if not isinstance(given, Mapping) or len(given) < least:
-            raise UserError(
-                f"fedwan.join got no {what} by name, but a {type(given).__name__}; give a dict, as "
-                f'in {what}={{"net": …}}'
-            )
-        for name, value in given.items():
-            if not isinstance(name, str) or not isinstance(value, kind):
-                raise UserError(
-                    f"{what}[{name!r}] is a {type(value).__name__}; give a {kind.__name__} by a "
-                    "name, which is text"
-                )
-    if isinstance(steps, bool) or not isinstance(steps, int) or not 0 <= steps < 1 << 31:
-        raise UserError(f"steps = {steps!r} is no number of steps; give an int, as in steps=2000")
+    _check(networks, optimizers, state or {}, kinds or {}, steps)
     for what, call in (("evaluate", evaluate), ("sample", sample)):
         if call is not None and not callable(call):
             raise UserError(f"{what} is a {type(call).__name__}; give a function")
-    if odd := [name for name in networks if not re.fullmatch(r"[\w-]+", name)]:
-        raise UserError(
-            f"networks has the name {odd[0]!r}, of which no setting can be named (outer.NAME.lr); "
-            "use letters, digits, _ and -"
-        )
     modules = {name: _unwrapped(module) for name, module in networks.items()}
     try:
         trained = _trained(modules, optimizers, kinds or {})
-        for name, value in (state or {}).items():
-            if not isinstance(value, Stateful):
-                raise UserError(
-                    f"state[{name!r}] is a {type(value).__name__}, which has no state_dict and "
-                    "load_state_dict; give an object with both, such as a scheduler"
-                )
         script = Script(modules, optimizers, trained, state or {}, steps, evaluate, sample)
         if (member := given_membership()) is None:
             has_group()
@@ -141,6 +112,40 @@ def join(
     except Exception as error:
         Outcome.leave(error, 0)
         raise
+
+
+def _check(networks: Any, optimizers: Any, state: Any, kinds: Any, steps: Any) -> None:
+    """Refuse what is none of what `join` takes: scripts are not typed."""
+    for what, given, kind, least in (
+        ("networks", networks, nn.Module, 1),
+        ("optimizers", optimizers, torch.optim.Optimizer, 1),
+        ("state", state, object, 0),
+        ("kinds", kinds, str, 0),
+    ):
+        if not isinstance(given, Mapping) or len(given) < least:
+            raise UserError(
+                f"fedwan.join got no {what} by name, but a {type(given).__name__}; give a dict, as "
+                f'in {what}={{"net": …}}'
+            )
+        for name, value in given.items():
+            if not isinstance(name, str) or not isinstance(value, kind):
+                raise UserError(
+                    f"{what}[{name!r}] is a {type(value).__name__}; give a {kind.__name__} by a "
+                    "name, which is text"
+                )
+    if odd := [name for name in networks if not re.fullmatch(r"[\w-]+", name)]:
+        raise UserError(
+            f"networks has the name {odd[0]!r}, of which no setting can be named (outer.NAME.lr); "
+            "use letters, digits, _ and -"
+        )
+    for name, value in state.items():
+        if not isinstance(value, Stateful):
+            raise UserError(
+                f"state[{name!r}] is a {type(value).__name__}, which has no state_dict and "
+                "load_state_dict; give an object with both, such as a scheduler"
+            )
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 0 <= steps < 1 << 31:
+        raise UserError(f"steps = {steps!r} is no number of steps; give an int, as in steps=2000")
 
 
 def given_membership() -> Membership | None:

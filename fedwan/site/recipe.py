@@ -71,9 +71,8 @@ def train(
     """Take a workload's steps on a shard to the end of the run."""
     config, name = member.config, member.name
     rank = group.rank
-    privacy = None
-    if config.privacy.is_of("sample"):
-        privacy = Privacy(config, shard.num_samples, member.folder)
+    is_private = config.privacy.is_of("sample")
+    privacy = Privacy(config, shard.num_samples, member.folder) if is_private else None
     seed = config.seed if privacy is None else privacy.seed()
     seed_all(derive_seed(seed, name, *([rank] if rank else []), "torch"))
     rng = NamedGenerators(seed, f"{name}/{rank}" if rank else name)
@@ -98,8 +97,7 @@ def train(
     state: dict[str, Stateful] = {"rng": rng, "data": loader}
     if scaler := getattr(workload, "scaler", None):
         state["scaler"] = scaler
-    if privacy is not None:
-        workload.privacy = privacy
+    workload.privacy = privacy
     script = Script(
         networks=workload.networks,
         optimizers=workload.optimizers,

@@ -52,16 +52,20 @@ class Privacy(Spending):
         self._start, self._h, self._num_steps = "", 0, config.steps
         self._rounds: dict[str, list[str]] = {}
         """By the first step of a round, the weights and places in the data that it began at."""
-        if self._path.exists():
-            try:
-                kept = json.loads(self._path.read_bytes())
-                self.secret, self._rounds = bytes.fromhex(kept["secret"]), dict(kept["rounds"])
-            except (ValueError, KeyError, TypeError):
-                raise CheckpointError(
-                    f"{self._path} is damaged; move {folder} away: all steps so far count as spent"
-                ) from None
-        else:
-            self._write()
+        self._read()
+        self._write()
+
+    def _read(self) -> None:
+        if not self._path.exists():
+            return
+        try:
+            kept = json.loads(self._path.read_bytes())
+            self.secret, self._rounds = bytes.fromhex(kept["secret"]), dict(kept["rounds"])
+        except (ValueError, KeyError, TypeError):
+            raise CheckpointError(
+                f"{self._path} is damaged; move {self._path.parent} away: all steps so far count "
+                "as spent"
+            ) from None
 
     def _write(self) -> None:
         kept = {"secret": self.secret.hex(), "rounds": self._rounds}
@@ -81,6 +85,7 @@ class Privacy(Spending):
         for them, and maybe for one more round, which must count.
         """
         self._start, self._h, self.steps = f"{weights} {taken}", h, step
+        self._read()  # another process of this site may have written there since
         if step and not self._rounds:
             self._rounds = {str(begun): ["lost"] for begun in range(0, step + 1, h)}
         starts = self._rounds.setdefault(str(step), [])

@@ -129,7 +129,16 @@ def test_steps_that_are_taken_again_from_other_weights_count_and_nothing_forgets
     privacy.begin_round(20, 20, "b", 20)
     assert privacy.epsilon() == once
     privacy.begin_round(20, 20, "c", 20)
+    kept = (tmp_path / "privacy.json").read_bytes()
     assert private(tmp_path).secret == privacy.secret
+    beside = private(tmp_path)  # of a process that was replaced, and does not know it yet
+    beside.begin_round(0, 20, "d", 0)
+    privacy.begin_round(20, 20, "c", 20)
+    counted = privacy.epsilon()
+    beside.begin_round(20, 20, "c", 20)
+    assert beside.epsilon() == counted > once
+    (tmp_path / "privacy.json").write_bytes(kept)
+    privacy.begin_round(20, 20, "c", 20)
     # What both were drawn of are the same samples: less noise, not more steps.
     accountant = RDPAccountant()
     accountant.history = [(privacy.noise, SIZE / 400, 20), (privacy.noise / 2**0.5, SIZE / 400, 20)]
