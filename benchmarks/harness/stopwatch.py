@@ -6,9 +6,8 @@ wait for inside a step (a reduction of gradients) does not count as computing.
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,16 +39,6 @@ class Stopwatch:
     def end(self) -> None:
         """Training is over here, with all that belongs to it."""
         self.ended = time.monotonic()
-
-    def discount(self, steps: Collection[int]) -> None:
-        """These steps, counted from 0, held an exchange: they computed as long as the others."""
-        others = [s for step, s in enumerate(self.computed) if step not in steps]
-        for step in steps:
-            self.computed[step] = statistics.median(others)
-
-    def forget(self) -> None:
-        """Begin anew: what was counted was no part of the run."""
-        self.began, self.computed = [], []
 
     def result(self) -> dict[str, Any]:
         return {"began": self.began, "computed": self.computed, "ended": self.ended}

@@ -178,6 +178,7 @@ def make_row(name: str, outcome: Outcome, link: WanLink) -> Row:
         "emulation": outcome.emulation,
         "congestion": CONGESTION,
         "settings": {**spec.options, "words": list(spec.words)},
+        "step_s": spec.step_s,
         "s_per_step": round(fmean(spans) / (last - first), 5),
         "target_fd": TARGET_FD,
         "fd_floor": sites[0].get("fd_floor"),

@@ -8,7 +8,6 @@ parameters. Options: `flows`, see `part.run_rank`; `fp16`, its hook that halves 
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,9 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness.stopwatch import STOPWATCH
-from benchmarks.peers.part import PORTS, Part, Peer, Spec, open_part, run_rank
-
-LOCAL_STEPS = 50
+from benchmarks.peers.part import PORTS, Part, Peer, Spec, run_rank
 
 
 class Both(nn.Module):
@@ -71,23 +68,8 @@ def flow_step(spec: Spec, part: Part) -> Callable[[], None]:
     return part.step
 
 
-def time_alone(spec: Spec, site: int) -> None:
-    """What a step of the flow computes, on a copy: its own does not tell it from waiting.
-
-    Before there is a process group, whose ranks a recipe takes for processes of one site.
-    """
-    scratch = open_part(spec, site)
-    for _ in range(LOCAL_STEPS):
-        scratch.step()
-    STOPWATCH.nominal_s = statistics.median(STOPWATCH.computed)
-    STOPWATCH.forget()
-
-
 @contextmanager
 def join(spec: Spec, site: int, part: Part) -> Iterator[Peer]:
-    is_timed = spec.workload == "timed"
-    if not is_timed:
-        time_alone(spec, site)
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://{spec.hosts[0]}:{PORTS[0]}",
@@ -95,7 +77,7 @@ def join(spec: Spec, site: int, part: Part) -> Iterator[Peer]:
         world_size=spec.sites,
         timeout=timedelta(seconds=600),
     )
-    step = timed_step(part) if is_timed else flow_step(spec, part)
+    step = timed_step(part) if spec.workload == "timed" else flow_step(spec, part)
     dist.barrier()
     yield Peer(lambda: step() is None, lambda: part.state)
     dist.barrier()

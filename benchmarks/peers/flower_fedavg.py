@@ -117,6 +117,7 @@ def take_round(message: Message, context: Context) -> Message:
     folder = Path(str(context.node_config["folder"]))
     os.chdir(folder / "app")
     spec = Spec.load(folder)
+    STOPWATCH.nominal_s = spec.step_s
     part = open_part(spec, site)
     for name, value in message.content["arrays"].to_torch_state_dict().items():
         part.state[name].copy_(value)

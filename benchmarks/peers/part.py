@@ -9,6 +9,7 @@ same shard, the same batches in the same order, the same noise.
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -49,6 +50,8 @@ class Spec:
     """Steps after which this run ends, a multiple of `h`; 0 for `steps`."""
     points: int = 40
     """Looks at the moving average of the weights, evenly over `steps`."""
+    step_s: float | None = None
+    """What every system's steps count as: seconds of one that nothing disturbs, where known."""
     hosts: tuple[str, ...] = ("127.0.0.1", "127.0.0.1")
     """Address of each rank, for systems whose sites talk to each other; the first is the hub's."""
     words: tuple[str, ...] = ()
@@ -70,7 +73,9 @@ def enter() -> tuple[Spec, Path, str]:
     """A process's part in a run, `FOLDER ROLE` on its command line; goes where the recipes are."""
     folder = Path(sys.argv[1]).resolve()
     os.chdir(folder / "app")
-    return Spec.load(folder), folder, sys.argv[2]
+    spec = Spec.load(folder)
+    STOPWATCH.nominal_s = spec.step_s
+    return spec, folder, sys.argv[2]
 
 
 WORKLOADS = ("digits_flow", "timed")
@@ -191,8 +196,21 @@ def run_rank(join: Callable[[Spec, int, Part], AbstractContextManager[Peer]]) ->
                     curve.update(number, peer.weights())
         if exchanges != (expected := spec.num_steps // spec.h):
             raise FedwanError(f"{exchanges} of {expected} exchanges were committed; see the log")
-        if spec.h > 1:
-            STOPWATCH.discount({step for step in range(spec.num_steps) if (step + 1) % spec.h == 0})
         save_site(folder, site, hash_state(peer.weights()), curve)
     sys.stdout.flush()
     os._exit(0)  # everything is written; gloo's threads can hang the interpreter's own way out
+
+
+STEPS_ALONE = 100
+
+
+def save_step_s(spec: Spec, folder: Path) -> None:
+    """Measure what a step computes while nothing else runs; the first half warms up."""
+    part = open_part(spec, 0)
+    for _ in range(STEPS_ALONE):
+        part.step()
+    save_json(folder / "step_s.json", statistics.median(STOPWATCH.computed[STEPS_ALONE // 2 :]))
+
+
+if __name__ == "__main__":
+    save_step_s(*enter()[:2])

@@ -81,6 +81,13 @@ def _fedwan(spec: Spec, folder: Path, star: Star) -> list[Process]:
     ]
 
 
+def _step_alone(folder: Path) -> float:
+    """Seconds that a step of the run computes by itself, in a process of its own."""
+    run_processes([Process("step_s", module("peers.part", folder, "step_s"))], folder, TIMEOUT_S)
+    seconds: float = load_json(folder / "step_s.json")
+    return seconds
+
+
 def run(spec: Spec, link: WanLink, folder: Path) -> Outcome:
     """Run a system to its end; a process that fails, or sites that disagree, are an error.
 
@@ -96,6 +103,9 @@ def run(spec: Spec, link: WanLink, folder: Path) -> Outcome:
         spec = dataclasses.replace(spec, hosts=hosts)
         lay_app(folder / "app")
         save_json(folder / "spec.json", dataclasses.asdict(spec))
+        if spec.workload != "timed":  # whose steps are of fixed length
+            spec = dataclasses.replace(spec, step_s=_step_alone(folder))
+            save_json(folder / "spec.json", dataclasses.asdict(spec))
         outcome = Outcome(spec, star.emulation, [])
 
         def look(after_s: float = LOOK_S) -> None:

@@ -36,7 +36,8 @@ def app(no_recipes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.syspath_prepend(str(folder := lay_app(tmp_path / "app")))
     monkeypatch.chdir(folder)
     yield folder
-    STOPWATCH.forget()
+    STOPWATCH.began.clear()
+    STOPWATCH.computed.clear()
     STOPWATCH.nominal_s = None
 
 
