@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedwan.codecs import Codec, Payload, bf16, fp32, int4, int8, topk2
+from fedwan.codecs.payload import tensor_from_bytes
 from fedwan.errors import FedwanError
 from fedwan.state import Layout, Role, State
 from tests.support import random_state, read_all, same_bits, spec
@@ -122,6 +123,11 @@ def test_readers_are_told_that_encoding_failed_and_what_is_there_is_good() -> No
             waiting.result(30)
     there = codec.grow({}).num_bytes + codec.record_bytes(GROWN["g/a"])
     assert growing.read(0, there) == payload.read(0, there)
+
+
+def test_any_byte_but_0_is_true_and_a_bool_of_it_is_1() -> None:
+    made = tensor_from_bytes(b"\x00\x02\xff\x01", torch.bool, (2, 2))
+    assert made.view(torch.uint8).tolist() == [[0, 1], [1, 1]]
 
 
 def test_the_checksum_tells_attempts_apart_and_is_of_the_bytes_where_they_are_known() -> None:

@@ -401,6 +401,9 @@ def test_a_run_goes_back_to_a_checkpoint_that_is_kept(tmp_path: Path) -> None:
     (kept, meta) = read_tensors_meta(path)["versions"], read_tensors_meta(path)
     again.result.model.save(out / "checkpoint", meta)
     assert read_tensors_meta(path)["versions"] == kept != again.result.model.versions
+    loaded = GlobalModel.load(out / "checkpoint", diloco.build(config), config)
+    loaded.save(out / "checkpoint", meta)  # nor is it where another process wrote the first
+    assert read_tensors_meta(path)["versions"] == kept
 
 
 def test_a_run_goes_back_to_before_a_site_lied_and_ends_as_if_it_had_been_put_out_then(

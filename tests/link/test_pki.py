@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
@@ -124,11 +125,19 @@ def test_what_is_no_good_request_is_refused_in_one_line(
 ) -> None:
     good = csr("s1", certificates.new_key())
     lines = good.splitlines()
+    der, point = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    own, other = (
+        x509.load_pem_x509_csr(data).public_key().public_bytes(der, point)
+        for data in (good, csr("s1", certificates.new_key()))
+    )
+    forged = x509.load_pem_x509_csr(good).public_bytes(der).replace(own, other)
+    forged = x509.load_der_x509_csr(forged).public_bytes(certificates.PEM)
     weak = rsa.generate_private_key(65537, 2048)
     for data, says in [
         (b"nonsense", "is no certificate request"),
         (good[:200], "is no certificate request"),
         (b"\n".join([*lines[:-2], lines[-2][:-8] + b"AAAAAAA=", lines[-1]]), "request"),
+        (forged, "is not signed by its own key"),
         (csr("s1", weak), "no EC P-256 key"),
         (csr("../ca", certificates.new_key()), "is no DNS label"),
         (csr("ca", certificates.new_key()), "is reserved"),
@@ -179,6 +188,17 @@ def test_another_key_for_a_name_is_signed_only_after_the_first_was_revoked(
     authority.sign(other)
     assert certificate_of(authority.directory / "s1").public_key() != first.public_key()
     assert first.serial_number in revoked_serials(authority.directory / "ca" / "crl.pem")
+
+
+def test_no_identity_outlasts_its_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "CA_DAYS", 30)
+        Authority.make(tmp_path / "pki", PASSPHRASE)
+    folder = admit(Authority.open(tmp_path / "pki", PASSPHRASE), "s1", days=90)
+    issuer = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    assert certificate_of(folder).not_valid_after_utc == issuer.not_valid_after_utc
 
 
 def test_revoking_signs_a_longer_list_for_the_coordinator(authority: Authority) -> None:

@@ -182,6 +182,22 @@ def test_shares_of_another_attempt_are_not_given(folder: Path, tmp_path: Path) -
     assert shares[0] == b"" and all(len(share) == 16 for share in shares[1:])
 
 
+def test_shares_of_another_number_or_length_are_refused(folder: Path, tmp_path: Path) -> None:
+    sites = Sites(folder, tmp_path)
+    _, bundles, _ = sites.send(0, NAMES)
+    asked, question = sites.signed(bundles)
+    answer = sites.maskers["s4"].answer(question)
+    for shares in ([], [b"1" * 15, *answer.shares[1:]], answer.shares[1:]):
+        if shares:
+            with pytest.raises(PayloadError, match="shares of s4 are not as long as was asked for"):
+                asked.hear("s4", wire.Unmasked(shares=shares))
+        else:
+            asked.hear("s4", wire.Unmasked())
+        assert "s4" in asked.waits_for
+    asked.hear("s4", answer)
+    assert "s4" not in asked.waits_for
+
+
 def test_a_site_that_signs_another_list_ends_nobody(folder: Path, tmp_path: Path) -> None:
     sites = Sites(folder, tmp_path)
     _, bundles, _ = sites.send(0, NAMES)
