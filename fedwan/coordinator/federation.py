@@ -34,6 +34,9 @@ from fedwan.protocol.rounds import Rounds
 TICK_S = 0.5
 """How often the run looks for lost sites while nothing arrives."""
 
+HALT_S = 2.0
+"""Between two looks, after which this process itself did not run, or was busy."""
+
 CLOCKS_S = 60.0
 """By which a site may count more seconds than have passed here: clocks differ, and may be set."""
 
@@ -90,7 +93,7 @@ class Federation:
         """Of new sessions, each of which is in the journal."""
         self.began = time.time()
         """When the run began, however often it was started, in Unix seconds."""
-        self._began_s = time.monotonic()
+        self._began_s = self._looked_s = time.monotonic()
         self._snapshots = Snapshots()
         self._certificates: dict[str, bytes] = {}
         """By site, the one that the journal told of last."""
@@ -132,7 +135,15 @@ class Federation:
     def live(self) -> list[str]:
         """Sites that are there now."""
         with self.changed:
-            return self.registry.live(time.monotonic())
+            return self.registry.live(self._look())
+
+    def _look(self) -> float:
+        """The time, at which sites may be found silent: not for what passed while nobody looked."""
+        now_s = time.monotonic()
+        if (halted_s := now_s - self._looked_s) > HALT_S:
+            self.registry.excuse(halted_s, now_s)
+        self._looked_s = now_s
+        return now_s
 
     def missing_of_initial(self) -> dict[str, int]:
         """Chunks of initial weights that are still on their way, by site."""
@@ -160,7 +171,7 @@ class Federation:
             if self.masking and self.masking.is_deciding:
                 self.tick()
                 return "wait", []
-            now_s = time.monotonic()
+            now_s = self._look()
             gone = self.registry.absent(now_s)
             verdict, merges = self.rounds.advance(now_s, len(self.live()), gone)
             if self.masking and (present := self.rounds.round):
@@ -223,7 +234,7 @@ class Federation:
     def notice(self) -> list[str]:
         """Tell of sites that are heard again, and of those that have fallen silent: these."""
         with self.changed:
-            now_s, sites = time.monotonic(), self.registry.sites
+            now_s, sites = self._look(), self.registry.sites
             lost, returned = self.registry.notice(now_s)
             silent_s = {n: now_s - max(sites[n].heard_s, sites[n].joined_s) for n in lost}
             self._release()
@@ -265,6 +276,8 @@ class Federation:
             sending = self._intake.open_of(site) if self._intake else []
             awaited = () if self.masking else sending
             self.registry.decide(verb, site, awaited, has_begun or self._rounds is not None)
+            if verb == "eject":
+                self._snapshots.clear(site)
             # Under masks nobody may be in a sum who will not help to take them off.
             is_out = verb == "eject" or (verb == "drain" and self.masking is not None)
             if is_out and self._intake and self._rounds:

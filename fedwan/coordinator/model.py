@@ -130,6 +130,7 @@ class GlobalModel:
         """Payloads that are of the average itself."""
         self._hashes: dict[tuple[int, int], str] = {}  # by fragment and version, the last two
         self._lock = threading.Lock()
+        self._counters: dict[int, tuple[int, dict[str, float]]] = {}  # by fragment, of a version
         self._saved: list[int] = []  # versions of the newest checkpoint
         self.own = [""] * len(self.fragments)
         """By fragment, the site whose contribution its latest update is, bit for bit; or empty."""
@@ -226,11 +227,14 @@ class GlobalModel:
 
     def counters(self, fragment: int) -> dict[str, float]:
         """The largest integer buffer of each network, by the name of its figure."""
-        largest: dict[str, float] = {}
+        version, largest = self.versions[fragment], dict[str, float]()
+        if (known := self._counters.get(fragment)) and known[0] == version:
+            return known[1]
         for name, spec in self.fragments[fragment].layout.items():
             if spec.role is Role.COUNTER and spec.num_values and not is_moment(name):
                 what = LARGEST_COUNTER.format(network_of(name))
                 largest[what] = max(largest.get(what, -math.inf), float(self.state[name].max()))
+        self._counters[fragment] = version, largest
         return largest
 
     def bound_counters(self, fragment: Fragment, merged: State, most: float) -> bool:

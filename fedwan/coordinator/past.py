@@ -22,8 +22,10 @@ _EVENTS = (*_VERBS, "join", "rejoin", "leave", "checkpoint", "resume", "warning"
 class Past:
     """Of all earlier starts."""
 
-    decisions: list[tuple[Verb, str, bool]] = field(default_factory=list)
-    """What the operator decided, in order; with each, whether the site has joined since."""
+    decided: list[tuple[Verb, str]] = field(default_factory=list)
+    """What the operator decided, and of which site, in order."""
+    joined: dict[str, int] = field(default_factory=dict)
+    """Of each site, how many decisions there were when it joined last."""
     rejoins: int = 0
     unmerged: Totals = field(default_factory=Totals)
     """What sites did after their last contributions, as they said when they left."""
@@ -31,6 +33,14 @@ class Past:
     """Versions of the fragments in the checkpoint that was written last."""
     anew_from: list[int] = field(default_factory=list)
     """See `Rounds.anew_from`."""
+
+    @property
+    def decisions(self) -> list[tuple[Verb, str, bool]]:
+        """What the operator decided, in order; with each, whether the site has joined since."""
+        return [
+            (verb, site, self.joined.get(site, 0) > place)
+            for place, (verb, site) in enumerate(self.decided)
+        ]
 
     @classmethod
     def read(cls, journal: Path) -> Past:
@@ -46,10 +56,7 @@ class Past:
         match row["event"]:
             case "join" | "rejoin" as event:
                 self.rejoins += event == "rejoin"
-                told = self.decisions
-                self.decisions = [
-                    (v, site, is_in or site == row["site"]) for v, site, is_in in told
-                ]
+                self.joined[row["site"]] = len(self.decided)
             case "leave" if row.keys() >= {*SPENT}:  # else it was drained, and says farewell yet
                 self.unmerged.add_work(wire.Work(**{name: row[name] for name in SPENT}))
             case "checkpoint":
@@ -60,4 +67,4 @@ class Past:
                 both = zip(self.anew_from, row["versions"], strict=False)
                 self.anew_from = [min(version, at + 1) for version, at in both]
             case event if event in _VERBS:
-                self.decisions.append((_VERBS[event], row["site"], False))
+                self.decided.append((_VERBS[event], row["site"]))

@@ -148,8 +148,9 @@ class VersionLines:
     Nothing may move the weights between `add` and the end of `wait`.
     """
 
-    def __init__(self, record: Callable[[dict[str, Any]], None]) -> None:
-        self._record = record
+    def __init__(self, record: Callable[[dict[str, Any]], None], flush: Callable[[], None]) -> None:
+        """`flush` writes what was told before, such as the certificates of what has come since."""
+        self._record, self._flush = record, flush
         self.thread = ThreadPoolExecutor(1, "journal")
         self._writing: list[Future[None]] = []
 
@@ -162,6 +163,7 @@ class VersionLines:
         def write() -> None:
             weights = model.hash_of(fragment)
             line = {"event": "version", "site": None, "version": version, "weights": weights}
+            self._flush()
             for row in (*contributions, line):
                 self._record({"kind": "event", "fragment": fragment.index, **row})
 

@@ -102,7 +102,7 @@ class CoordinatedRun:
         self._privacy: SitePrivacy | None = None
         self._past_privacy: tuple[dict[str, Any], int] | None = None
         """Its state in a checkpoint, and versions that were sent out after that."""
-        self._version_lines = VersionLines(record)
+        self._version_lines = VersionLines(record, self.hub.changed.flush)
         self._tidier = Tidier()
         self._began_s = time.monotonic()
 
@@ -370,6 +370,12 @@ class CoordinatedRun:
             raise UserError(
                 f"{rounds.refused.total()} contributions in a row were refused, and none "
                 f"was merged: {hub.last_refusal}"
+            )
+        if rounds.is_stuck:
+            raise UserError(
+                f"round {round_.version + 1} has all that it waits for and is below its quorum "
+                f"of {self._strategy.policy.quorum}, since {hub.last_refusal}; drain that site, or "
+                "set round.quorum, and continue with --resume"
             )
         with hub.changed:
             absent = self._registry.absent(time.monotonic())

@@ -76,10 +76,14 @@ class Journal:
         self._lock = Lock()
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add one event; an `OSError` where it could not be written, and then nothing was."""
+        """Add one event; an `OSError` where it could not be written, and then nothing was.
+
+        Others may add theirs while one is on its way to the disk; before them it stays, even so.
+        """
         is_durable = row["event"] in DURABLE
         with self._lock:
-            line, last = _seal(row, self._last, self._sign if is_durable else None)
+            before = self._last
+            line, last = _seal(row, before, self._sign if is_durable else None)
             begin = self._file.seek(0, os.SEEK_END)
             try:
                 while line:
@@ -89,7 +93,14 @@ class Journal:
                 raise
             self._last = last
         if is_durable:
-            os.fsync(self._file.fileno())
+            try:
+                os.fsync(self._file.fileno())
+            except OSError:
+                with self._lock:
+                    if self._last == last:
+                        self._file.truncate(begin)
+                        self._last = before
+                raise
 
     def close(self) -> None:
         """Close the file."""

@@ -9,6 +9,7 @@ are here and no claim is made by more than half.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
@@ -119,8 +120,13 @@ class Agreement:
         """What the run was started with, or will be."""
 
     def claim(self, claim: Claim) -> Claim:
-        """One as it is compared: where the run has steps of its own, a script's say nothing."""
-        return claim._replace(num_steps=0) if self._has_steps else claim
+        """One as it is compared: where the run has steps of its own, a script's say nothing.
+
+        Of equal ones the first that was heard: layouts of megabytes are compared, and kept, once.
+        """
+        if self._has_steps:
+            claim = claim._replace(num_steps=0)
+        return next((c for c in (self.agreed, *list(self._claims.values())) if c == claim), claim)
 
     def objection(self, site: str, claim: Claim) -> str:
         """How a claim differs from what was agreed on; takes long, and needs no lock."""
@@ -174,8 +180,8 @@ class Agreement:
         return sum(other == claim for other in self._claims.values())
 
     def _majority(self) -> Claim | None:
-        for claim in self._claims.values():
-            if 2 * self._count(claim) > len(self._names):
+        for claim, count in Counter(self._claims.values()).most_common(1):
+            if 2 * count > len(self._names):
                 return claim
         return None
 

@@ -49,14 +49,19 @@ class Gate:
         self._least = max(_LEAST_FIGURES, LEAST_ROUNDS * num_sites)
         self._merged: dict[str, deque[float]] = {}
         """By fragment and figure, in the order in which they were merged."""
+        self._bounds: dict[str, float] = {}
+        """Of those, where one was asked for since: medians of many sites' figures take long."""
 
     def objection(self, fragment: int, figures: Mapping[str, float]) -> str:
         """Why a contribution must not be merged; empty where it may."""
         for what, value in figures.items():
-            merged = self._merged.get(f"{fragment}:{what}", ())
+            key = f"{fragment}:{what}"
+            merged = self._merged.get(key, ())
             if not self._k or len(merged) < self._least:
                 continue
-            bound = bound_of(merged, self._k)
+            if key not in self._bounds:
+                self._bounds[key] = bound_of(merged, self._k)
+            bound = self._bounds[key]
             if value > bound:
                 return (
                     f"{what} {value:.3g} is above {bound:.3g}, the most after a median of "
@@ -92,7 +97,8 @@ class Gate:
         """A contribution was merged."""
         for what, value in figures.items():
             new = deque[float](maxlen=_MEMORY * self._least)
-            self._merged.setdefault(f"{fragment}:{what}", new).append(value)
+            self._merged.setdefault(key := f"{fragment}:{what}", new).append(value)
+            self._bounds.pop(key, None)
 
     def state(self) -> dict[str, list[float]]:
         """For checkpoints; JSON-ready."""

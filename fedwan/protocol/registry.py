@@ -82,6 +82,8 @@ class SiteEntry:
     """That it was last given."""
     reported: int = -1
     """Version that it last told the quality of."""
+    has_told_earlier: bool = False
+    """Whether it has told the quality of an earlier version than it was asked for since then."""
 
 
 class Registry:
@@ -160,6 +162,12 @@ class Registry:
         if site is not None and site.session == session:
             site.is_cut = True
 
+    def excuse(self, seconds: float, now_s: float) -> None:
+        """For so long nobody could be heard here, until now: who was not silent before is not."""
+        for site in self.sites.values():
+            if site.session and not self._is_silent(site, now_s - seconds):
+                site.heard_s = min(now_s, site.heard_s + seconds)
+
     def live(self, now_s: float) -> list[str]:
         """Sites that have joined, have not left, and were heard lately; in site order."""
         return [
@@ -170,7 +178,7 @@ class Registry:
 
     def absent(self, now_s: float) -> list[str]:
         """Sites that were here and are not any more."""
-        live = self.live(now_s)
+        live = {*self.live(now_s)}
         return [name for name, site in self.sites.items() if site.joins and name not in live]
 
     def notice(self, now_s: float) -> tuple[list[str], list[str]]:
@@ -275,11 +283,12 @@ class Registry:
             site.standing, site.has_left = "ejected", True
 
     def release(self, sending: Collection[object]) -> list[str]:
-        """Let those go that drain and have sent what they were sending, or are silent."""
+        """Let those go that drain and have sent what they were sending, or will not."""
         done = [
             site
             for site in self.sites.values()
-            if site.standing == "draining" and (site.is_lost or site.sending.isdisjoint(sending))
+            if site.standing == "draining"
+            and (site.is_lost or site.has_left or site.sending.isdisjoint(sending))
         ]
         for site in done:
             site.standing, site.has_left = "drained", True
@@ -308,12 +317,13 @@ class Registry:
         of = wire.CoordinatorSignal
         signal = of(kind=kind, text=text, is_complete=is_complete, version=version)
         site = self.sites[name]
+        site.has_told_earlier &= kind != of.EVALUATE
         site.owed[kind] = signal
         if site.outbox is not None:
             site.outbox.put(signal)
 
     def answer(self, name: str, version: int) -> bool:
-        """Take a report on a version; False if it was heard before.
+        """Take a report on a version; False if it was heard before, or one like it.
 
         Raises:
             PayloadError: nobody asked for it. Initial weights are measured unasked, by the site
@@ -328,8 +338,12 @@ class Registry:
             raise PayloadError(f"report on version {version}, for which nobody asked {name}")
         if is_first:
             self.opener = ""
-        elif asked is not None and version >= asked.version:  # else it is asked once more
+        elif asked is not None and version >= asked.version:
             self.settle(name, wire.CoordinatorSignal.EVALUATE)
+        elif site.has_told_earlier:
+            return False
+        else:  # asked before this time, maybe: it is waited for still
+            site.has_told_earlier = True
         site.reported = version
         return True
 

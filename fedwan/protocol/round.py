@@ -67,17 +67,23 @@ class Round(Generic[C]):
     """What it was given and is not merged."""
 
     @property
+    def given(self) -> list[Key]:
+        """Contributions that it has taken, whether they are merged or not."""
+        return [*(merge.key for merge in self.merged), *self.left_out]
+
+    @property
     def samples(self) -> int:
         """Behind what is merged."""
         return sum(merge.contribution.work.samples for merge in self.merged)
 
     def expect(self, awaited: Collection[str], names: Sequence[str]) -> None:
         """Wait for these of all sites, and for whose contribution is whole already."""
-        merged = [merge.key.site for merge in self.merged]
+        # One of an earlier version does not stand for what its site sends of this one.
+        given = [key.site for key in self.given if key.version == self.version]
         self.waiting = [
             name
             for name in names
-            if name not in merged and (name in awaited or (self.version, name) in self.whole)
+            if name not in given and (name in awaited or (self.version, name) in self.whole)
         ]
 
     def lacking(self) -> list[str]:

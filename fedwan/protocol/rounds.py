@@ -117,6 +117,14 @@ class Rounds(Generic[C, U]):
         return self.progress >= self._num_versions
 
     @property
+    def is_stuck(self) -> bool:
+        """Whether the round was given all that it waits for, and may not close with what it has."""
+        present = self.round
+        if present is None or present.is_on_arrival or present.is_closed or present.waiting:
+            return False
+        return len(present.merged) < self._policy.quorum
+
+    @property
     def is_hopeless(self) -> bool:
         """Whether no site's contribution was fit for several rounds."""
         return bool(self.refused) and all(
@@ -232,13 +240,19 @@ class Rounds(Generic[C, U]):
             self.begin_anew(index)
 
     def forget(self, site: str) -> list[C]:
-        """Drop what is whole of a site and not merged; the contributions that are done with."""
-        rounds = [self.round.merged if self.round else (), *self._closed.values()]
-        merged = [merge.key for merges in rounds for merge in merges]
+        """Drop what is whole of a site and waits to be merged; the contributions done with.
+
+        What the round was given already it is done with when its update is out.
+        """
+        taken = [merge.key for merges in self._closed.values() for merge in merges]
+        if self.round is not None:
+            taken += self.round.given
         done = []
         for index, whole in enumerate(self._whole):
-            keys = [key for key in whole if key[1] == site and Key(index, *key) not in merged]
+            keys = [key for key in whole if key[1] == site and Key(index, *key) not in taken]
             done += [whole.pop(key) for key in keys]
+        if self.round is not None and not self.round.is_closed:
+            self.round.expect(self.awaited, self._names)
         return done
 
     def advance(
@@ -331,8 +345,7 @@ class Rounds(Generic[C, U]):
 
     def _forget(self, present: Round[C]) -> list[C]:
         whole = self._whole[present.fragment.index]
-        keys = [*(merge.key for merge in present.merged), *present.left_out]
-        done = [whole.pop((key.version, key.site)) for key in keys]
+        done = [whole.pop((key.version, key.site)) for key in present.given]
         _, least = self.least_wanted()
         late = [key for key in whole if key[0] < least]
         self.dropped += len(late)

@@ -273,6 +273,7 @@ def test_who_is_in_the_present_sum_is_needed_for_it() -> None:
     hub: Any = SimpleNamespace(
         changed=Condition(),
         registry=SimpleNamespace(absent=lambda now_s: []),
+        _look=lambda: 0.0,
         rounds=SimpleNamespace(advance=lambda *_: ("wait", merges), round=round_),
         live=lambda: masking.names,
         masking=masking,

@@ -6,6 +6,7 @@ import json
 import socket
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from fedwan.link import wire_pb2 as wire
 from tests.cli.conftest import Command
 from tests.cli.conftest import fedwan as fedwan
 from tests.planes import (
+    RUN,
     Bench,
     dialling,
     eventually,
@@ -34,6 +36,32 @@ from tests.planes import (
     update_request,
 )
 from tests.support import run_tiny, tiny_config
+
+
+def test_a_site_that_is_ejected_keeps_no_copy_of_the_weights(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    hub = bench.hub
+    hub.rounds.updates.keeps_past = True
+    hub.join("s1", bench.hello("s1"))
+    hub.download("s1", wire.DownloadRequest(run_id=RUN, kind=wire.DownloadRequest.GLOBAL))
+    assert hub._snapshots._kept
+    hub.decide("eject", "s1")
+    assert not hub._snapshots._kept
+
+
+def test_a_coordinator_that_stood_still_takes_nobody_for_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, silence_s=10.0)
+    for site in ("s1", "s2", "s3"):
+        bench.hub.join(site, bench.hello(site))
+    real_s = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real_s() + 60.0)
+    assert bench.hub.live() == ["s1", "s2", "s3"] and bench.hub.notice() == []
+    for later_s in range(1, 12):
+        monkeypatch.setattr(time, "monotonic", lambda s=later_s: real_s() + 60.0 + s)
+        bench.hub.notice()
+    assert bench.hub.live() == []
 
 
 class Desk:

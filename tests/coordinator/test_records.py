@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fedwan.coordinator.records import RoundRows
+from fedwan.coordinator.records import RoundRows, VersionLines
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.round import Key, Merge
 
@@ -25,3 +25,13 @@ def test_of_a_site_that_also_sent_one_late_the_fresh_one_is_compared() -> None:
     round_: Any = SimpleNamespace(fragment=SimpleNamespace(index=0), merged=merged, version=3)
     RoundRows(rows.append).add(round_, samples, {"net": torch.zeros(2)}, 8, 1.0)
     assert [row["cosines"] for row in rows] == [{"net": 1.0}, {"net": 1.0}, {}]
+
+
+def test_what_was_told_before_a_version_stands_before_it() -> None:
+    """A contribution is checked by the certificate of the line that tells of it."""
+    lines: list[str] = []
+    model: Any = SimpleNamespace(versions=[1], hash_of=lambda fragment: "")
+    told = VersionLines(lambda row: lines.append(row["event"]), lambda: lines.append("renewed"))
+    told.add(model, SimpleNamespace(index=0), [{"event": "contribution"}])  # type: ignore[arg-type]
+    told.wait()
+    assert lines == ["renewed", "contribution", "version"]

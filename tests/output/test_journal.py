@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -359,6 +360,29 @@ def test_what_a_coordinator_goes_on_by_is_on_disk_once_it_is_told(
     lines.append({"event": "join"})
     lines.close()
     assert synced == [size]
+
+
+def test_what_cannot_be_brought_to_the_disk_is_not_read_as_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, path = Journal(tmp_path / JOURNAL, is_new=True), tmp_path / JOURNAL
+    lines.append({"event": "join"})
+    before = path.read_bytes()
+
+    def full(number: int) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal.os, "fsync", full)
+        with pytest.raises(OSError, match="quota"):
+            lines.append({"event": "ejected"})
+    assert path.read_bytes() == before
+    lines.append({"event": "ejected"})
+    lines.close()
+    assert [json.loads(line)["before"] for line in path.read_bytes().splitlines()] == [
+        FIRST,
+        json.loads(before)["hash"],
+    ]
 
 
 def test_a_site_cannot_be_the_coordinator_whose_lines_are_checked(

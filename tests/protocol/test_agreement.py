@@ -132,3 +132,11 @@ def test_where_the_run_has_steps_of_its_own_a_script_s_are_not_compared() -> Non
     for site, steps in zip(NAMES, (100, 200), strict=False):
         assert not agreement.hear(site, agreement.claim(claim(num_steps=steps)))
     assert agreement.agreed == claim(num_steps=0)
+
+
+def test_equal_claims_are_one_object_whoever_makes_them() -> None:
+    agreement = Agreement(NAMES, len(NAMES))
+    for name in NAMES[:2]:
+        agreement.hear(name, agreement.claim(claim()))
+    assert len({*map(id, agreement._claims.values())}) == 1
+    assert agreement.claim(other := claim(num_steps=7)) is other

@@ -25,6 +25,11 @@ def test_a_site_that_drains_leaves_when_what_it_was_sending_is_here(registry: Re
     assert registry.find("s2", "s2").standing == "draining"
     assert registry.release(["second"]) == ["s2"] and registry.awaited() == ["s1", "s3"]
     assert registry.live(0.0) == ["s1", "s3"], "its farewell is not waited for"
+    registry.decide("admit", "s2", (), True)
+    registry.admit("s2", "again", 0.0)
+    registry.decide("drain", "s2", ["half"], True)
+    registry.sites["s2"].has_left = True  # its script has failed in mid-upload
+    assert registry.release(["half"]) == ["s2"]
     registry.decide("drain", "s1", ["third"], True)
     registry.decide("drain", "s3", ["fourth"], True)
     registry.decide("admit", "s3", (), True)  # taken back: nothing changes

@@ -6,7 +6,7 @@ from queue import Empty
 
 import pytest
 
-from fedwan.errors import SessionLost
+from fedwan.errors import PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Signals
 from fedwan.protocol.registry import KEPT_SESSIONS, Registry
@@ -129,3 +129,21 @@ def test_a_process_that_was_to_leave_does_not_come_back_with_its_site(registry: 
     with pytest.raises(SessionLost, match="another process of s1 has joined"):
         registry.admit("s1", "a", 1.0)  # its Join, which the network held back
     assert registry.admit("s1", "b", 2.0) and registry.live(2.0) == ["s1"]
+
+
+def test_while_nobody_could_be_heard_nobody_falls_silent(registry: Registry) -> None:
+    registry.admit("s2", "b", 0.0)
+    registry.hear("s1", "a", 1, 95.0)
+    registry.excuse(90.0, 100.0)
+    assert registry.live(100.0) == ["s1", "s2"] and registry.live(100.1) == ["s1"]
+    registry.excuse(80.0, 200.0)
+    assert registry.live(200.0) == [], "both were silent already when the halt began"
+
+
+def test_of_earlier_versions_than_asked_one_report_is_taken(registry: Registry) -> None:
+    registry.tell("s1", Signal.EVALUATE, version=9)
+    assert [registry.answer("s1", version) for version in (4, 4, 5, 6)] == [True, *3 * [False]]
+    registry.tell("s1", Signal.EVALUATE, version=11)
+    assert registry.answer("s1", 9) and not registry.answer("s1", 10) and registry.answer("s1", 12)
+    with pytest.raises(PayloadError, match="report on version 11, for which nobody asked s1"):
+        registry.answer("s1", 11)

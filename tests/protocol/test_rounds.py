@@ -98,6 +98,41 @@ def test_a_round_that_is_held_merges_when_it_closes_without_what_is_left_out() -
     assert not rounds.is_merged(Key(0, 0, "s2")) and close(rounds, "s1", "s2", "s3")[1][0] == "s2"
 
 
+def test_a_site_may_leave_before_the_update_without_its_contribution_is_out() -> None:
+    rounds = make(RoundPolicy(3, 2, 10.0))
+    rounds.begin(0.0).is_held = True
+    for site in SITES:
+        send(rounds, site, 0)
+    _, merges = rounds.advance(1.0, 3)
+    rounds.leave_out(merges[2])
+    assert rounds.forget("s3") == [], "it is done with when the update is out"
+    assert len(rounds.publish(Update(1))) == 3 and rounds.latest == ["s1", "s2"]
+
+
+def test_what_a_round_was_given_is_not_waited_for_again_when_sites_change() -> None:
+    rounds = make(RoundPolicy(3, 2, 10.0))
+    rounds.begin(0.0)
+    send(rounds, "s1", 0)
+    _, merges = rounds.advance(1.0, 3)
+    rounds.leave_out(merges[0])
+    rounds.expect(["s1", "s2"])
+    send(rounds, "s2", 0)
+    assert rounds.advance(1.0, 2)[1][0].key.site == "s2" and rounds.is_stuck
+    rounds.expect(["s2"])
+    assert not rounds.is_stuck, "the quorum is of those that are left"
+    assert rounds.advance(1.0, 2)[0] == "close" and len(rounds.publish(Update(1))) == 2
+
+
+def test_a_contribution_that_is_forgotten_is_not_waited_for() -> None:
+    rounds = make(RoundPolicy(3, 2, 10.0))
+    rounds.begin(0.0)
+    send(rounds, "s2", 0)
+    rounds.expect(["s1", "s3"])
+    assert rounds._present().waiting == ["s1", "s2", "s3"], "it is whole"
+    rounds.forget("s2")
+    assert rounds._present().waiting == ["s1", "s3"] and not rounds.is_stuck
+
+
 def test_fragments_take_turns_by_when_they_are_due() -> None:
     rounds = make(RoundPolicy(1, 1), num_fragments=2, num_versions=2)
     turns = []
