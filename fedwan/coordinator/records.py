@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,7 +90,7 @@ class RoundRows:
         self._doctor = Doctor()
         self._names = Names()
 
-    def recall(self, records: Sequence[Record]) -> None:
+    def recall(self, records: Iterable[Record]) -> None:
         """A run goes on, which has recorded these."""
         self._doctor.recall(records)
 

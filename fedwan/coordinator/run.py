@@ -41,7 +41,7 @@ from fedwan.fragments import Fragment
 from fedwan.link.client import CHUNK_BYTES
 from fedwan.memory import Tidier
 from fedwan.output.journal import JOURNAL
-from fedwan.output.records import Resumed, read_records
+from fedwan.output.records import Resumed, iter_records
 from fedwan.protocol.agreement import Agreement, Claim
 from fedwan.protocol.evaluation import Evaluation
 from fedwan.protocol.gate import Gate
@@ -264,7 +264,7 @@ class CoordinatedRun:
         self._saved = (rounds.version, list(rounds.versions))
         self._rows = RoundRows(self._record, untold=_untold(strategy))
         if self._resumed is not None:
-            self._rows.recall(read_records(self._folder))
+            self._rows.recall(iter_records(self._folder))
         self._evaluator = Evaluator(config, self.hub, self.totals, self._record, self._on_samples)
         self._evaluator.note(rounds.version, rounds.run_step)
         spool = self._folder / "spool"

@@ -80,19 +80,23 @@ class Doctor:
         self._told |= new.keys()
         return list(new.values())
 
-    def recall(self, records: Sequence[Record]) -> None:
+    def recall(self, records: Iterable[Record]) -> None:
         """What a resumed run has recorded: figures to compare with, and what was told already."""
-        rounds = (record for record in records if isinstance(record, RoundRecord))
-        for _, group in groupby(rounds, key=lambda record: (record.fragment, record.version)):
-            self._chart.take(list(group))
         ranks = {rule.kind: rank for rank, rule in enumerate(SITE_RULES, start=1)}
-        for record in records:
-            if isinstance(record, EventRecord) and record.event == "finding":
-                found = Finding.of(record)
-                self._told.add(found[:3])
-                if found.site and found.kind in ranks:
-                    rank = self._rank.get(found.site, len(ranks))
-                    self._rank[found.site] = min(rank, ranks[found.kind])
+
+        def rounds() -> Iterator[RoundRecord]:
+            for record in records:
+                if isinstance(record, RoundRecord):
+                    yield record
+                elif isinstance(record, EventRecord) and record.event == "finding":
+                    found = Finding.of(record)
+                    self._told.add(found[:3])
+                    if found.site and found.kind in ranks:
+                        rank = self._rank.get(found.site, len(ranks))
+                        self._rank[found.site] = min(rank, ranks[found.kind])
+
+        for _, group in groupby(rounds(), key=lambda record: (record.fragment, record.version)):
+            self._chart.take(list(group))
 
     def look(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """As `take`, of one round as a run records it; rows of events. It tells the log."""

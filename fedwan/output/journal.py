@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from fedwan.output.signatures import Signatures
 
 JOURNAL = "journal.jsonl"
+_TAIL = 1 << 20
+"""Bytes that are read to find the last line; more where it is longer."""
 FIRST = "0" * 64
 """What the first line holds as the hash of the line before."""
 DURABLE = frozenset(
@@ -55,23 +57,16 @@ class Journal:
     def __init__(self, path: Path, *, is_new: bool, sign: Sign | None = None) -> None:
         if is_new or not path.exists():
             replace_bytes(path, b"")
-        lines = path.read_bytes().splitlines(keepends=True)
-        self.num_cut = 0
+        self._last, end = _end(path)
+        self.num_cut = path.stat().st_size - end
         """Bytes at the end that were no whole line, as a crash leaves them; they are gone."""
-        self._last = FIRST
-        while lines:
-            try:
-                self._last = _open_line(lines[-1])["hash"]
-                break
-            except ValueError:
-                self.num_cut += len(lines.pop())
-        if not lines and path.read_bytes().count(b"\n") > 1:
+        if not end and path.read_bytes().count(b"\n") > 1:
             raise ConfigError(
                 f"{path}: none of its lines is as it was written, as where an editor has changed "
                 "their ends; restore the file"
             )
         if self.num_cut:
-            os.truncate(path, sum(map(len, lines)))
+            os.truncate(path, end)
         self._file, self._sign = path.open("ab", buffering=0), sign
         self._lock = Lock()
 
@@ -116,6 +111,24 @@ def _seal(row: Mapping[str, Any], before: str, sign: Sign | None) -> tuple[bytes
         body += b',"signed":"%b"' % b64encode(sign(SIGNED + body))
     digest = hashlib.sha256(body).hexdigest()
     return body + f',"hash":"{digest}"}}\n'.encode(), digest
+
+
+def _end(path: Path) -> tuple[str, int]:
+    """The hash of the last line that is whole, and where it ends; `FIRST` and 0 if none is."""
+    size, taken = path.stat().st_size, _TAIL
+    with path.open("rb") as file:
+        while True:
+            end, begin = size, max(0, size - taken)
+            file.seek(begin)
+            lines = file.read(size - begin).splitlines(keepends=True)
+            for line in reversed(lines[begin > 0 :]):  # the first may lack its beginning
+                try:
+                    return _open_line(line)["hash"], end
+                except ValueError:
+                    end -= len(line)
+            if not begin:
+                return FIRST, 0
+            taken *= 16
 
 
 def _open_line(line: bytes) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from threading import Lock
 from typing import Any, TextIO
 
 from fedwan.errors import ConfigError
-from fedwan.files import replace_text
+from fedwan.files import write_atomically
 from fedwan.output.journal import JOURNAL, Journal, Sign
 
 METRICS = "metrics.jsonl"
@@ -154,8 +154,8 @@ class Recorder:
 
     def __init__(self, out: Path, resumed: Resumed | None = None, sign: Sign | None = None) -> None:
         path = out / METRICS
-        kept = "" if resumed is None else _lines_until(path, *resumed)
-        replace_text(path, kept)
+        kept = () if resumed is None else _lines_until(path, *resumed)
+        write_atomically(path, lambda file: file.writelines(kept))
         self._file: TextIO = path.open("a", encoding="utf-8")
         self._lock = Lock()
         self._journal = Journal(out / JOURNAL, is_new=resumed is None, sign=sign)
@@ -186,49 +186,56 @@ class Recorder:
 
 
 def read_records(out: Path, at: dict[str, int] | None = None) -> list[Record]:
-    """All records in a run's folder, finished or not; none if there is no file yet.
+    """`iter_records`, all of them."""
+    return list(iter_records(out, at))
+
+
+def iter_records(out: Path, at: dict[str, int] | None = None) -> Iterator[Record]:
+    """Records in a run's folder in their order, finished or not; none if there is no file yet.
 
     With `at`, those of whole lines beyond so many bytes of each file, and it moves on.
 
     Raises:
         ConfigError: a line that is not the last one is no record.
     """
-    both = ([record for _, record in _read(out / name, at)] for name in (METRICS, JOURNAL))
-    return list(heapq.merge(*both, key=lambda record: record.t))
+    both = [_read(out / name, at) for name in (METRICS, JOURNAL)]
+    merged = heapq.merge(*both, key=lambda found: found[1].t)
+    return (record for _, record in merged)
 
 
-def _read(path: Path, at: dict[str, int] | None = None) -> Iterator[tuple[str, Record]]:
+def _read(path: Path, at: dict[str, int] | None = None) -> Iterator[tuple[bytes, Record]]:
     """Records of a file, with their lines."""
-    data = b""
-    if path.exists():
-        with path.open("rb") as file:
-            file.seek((at or {}).get(path.name, 0))
-            data = file.read()
-    if at is not None:
-        data = data[: data.rfind(b"\n") + 1]
-        at[path.name] = at.get(path.name, 0) + len(data)
-    lines = data.decode(errors="replace").split("\n")
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = to_record(json.loads(line)) if line.strip() else None
-        except NOT_A_RECORD:
-            if number == len(lines):  # no newline behind it: its writer was killed
-                return
-            raise ConfigError(
-                f"{path} line {number} is no record ({line[:40]!r}); "
-                "remove the line, or restore the file"
-            ) from None
-        if record is not None:
-            yield line, record
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek((at or {}).get(path.name, 0))
+        for number, line in enumerate(file, start=1):
+            is_whole = line.endswith(b"\n")  # else its writer was killed, or writes it now
+            if at is not None:
+                if not is_whole:
+                    return
+                at[path.name] = at.get(path.name, 0) + len(line)
+            text = line.decode(errors="replace")
+            try:
+                record = to_record(json.loads(text)) if text.strip() else None
+            except NOT_A_RECORD:
+                if not is_whole:
+                    return
+                raise ConfigError(
+                    f"{path} line {number} is no record ({text[:40].strip()!r}); "
+                    "remove the line, or restore the file"
+                ) from None
+            if record is not None:
+                yield line, record
 
 
-def _lines_until(path: Path, rounds: int, versions: Sequence[int]) -> str:
+def _lines_until(path: Path, rounds: int, versions: Sequence[int]) -> Iterator[bytes]:
     def is_kept(record: Record) -> bool:
         if isinstance(record, RoundRecord):
             return record.version <= versions[record.fragment]
         return getattr(record, "version", 0) <= rounds
 
-    return "".join(f"{line}\n" for line, record in _read(path) if is_kept(record))
+    return (line.rstrip(b"\n") + b"\n" for line, record in _read(path) if is_kept(record))
 
 
 def finite(value: Any) -> Any:

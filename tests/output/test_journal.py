@@ -385,6 +385,23 @@ def test_what_cannot_be_brought_to_the_disk_is_not_read_as_done(
     ]
 
 
+@pytest.mark.parametrize("tail", [1, 40, 1 << 20])
+def test_the_last_line_is_found_without_reading_those_before(
+    tail: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "_TAIL", tail)
+    path = tmp_path / JOURNAL
+    for number in range(3):
+        lines = Journal(path, is_new=not number)
+        assert lines.num_cut == (5 if number else 0)
+        lines.append({"event": "join", "site": f"s{number}"})
+        lines.close()
+        with path.open("ab") as file:
+            file.write(b'{"t":')
+    rows = [json.loads(line) for line in path.read_bytes().splitlines()[:-1]]
+    assert [row["before"] for row in rows] == [FIRST, *(row["hash"] for row in rows[:2])]
+
+
 def test_a_site_cannot_be_the_coordinator_whose_lines_are_checked(
     rows: list[dict[str, Any]], identities: Path, tmp_path: Path
 ) -> None:
