@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import socket
 import threading
@@ -28,13 +29,15 @@ ANSWER_S = 20.0
 """How long who asks waits: the answer may need a disk that is busy with a checkpoint."""
 _TICK_S = 0.2
 
+_log = logging.getLogger(__name__)
+
 Answer = Callable[[Mapping[str, Any]], dict[str, Any]]
 """Of a request; a `UserError` says what is wrong with it."""
 
 
 @contextlib.contextmanager
 def serving(out: Path, answer: Answer) -> Iterator[None]:
-    """Answer requests in a thread, one at a time."""
+    """Answer requests in a thread, one at a time; none where the folder can hold no socket."""
 
     class Handler(StreamRequestHandler):
         timeout = REQUEST_S
@@ -62,7 +65,17 @@ def serving(out: Path, answer: Answer) -> Iterator[None]:
     ):
         path.unlink(missing_ok=True)
         os.fchmod(server.fileno(), 0o600)  # before there is a file
-        server.server_bind()
+        try:
+            server.server_bind()
+        except OSError as error:
+            _log.warning(
+                "no %s can be made (%s): nobody can ask this run, or have sites leave; a folder "
+                "on a local disk can hold one",
+                path,
+                error,
+            )
+            yield
+            return
         server.server_activate()
         thread = threading.Thread(
             target=server.serve_forever, args=(_TICK_S,), name="control", daemon=True

@@ -60,11 +60,11 @@ class Outputs:
 
     def __exit__(self, *error: object) -> None:
         self._recorder.close()
-        self._wandb.close()
         try:
             write_report(self._out)
         except Exception:  # the run's own end matters more
             _log.warning("the report cannot be written", exc_info=True)
+        self._wandb.close()  # may wait for its server
 
     def agreed(self, config: Config) -> None:
         """The sites agree on what they train: nothing is left open in the configuration."""

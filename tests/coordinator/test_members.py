@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import stat
@@ -115,6 +116,19 @@ def test_a_bad_request_is_answered_in_one_line(desk: Desk, sent: bytes, expected
         reply = json.loads(raw.makefile().readline())
     assert expected in reply["error"] and "\n" not in reply["error"]
     assert desk.ask("status")["is_running"], "the next one is answered"
+
+
+def test_a_folder_that_can_hold_no_socket_holds_up_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(server: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")  # as some file systems do
+
+    desk = Desk(tmp_path)
+    monkeypatch.setattr(control.UnixStreamServer, "server_bind", refuse)
+    with control.serving(desk.out, desk.answer):
+        assert control.ask(desk.out, {"ask": "status"}) is None
+    assert "control.sock can be made ([Errno 1] Operation not permitted)" in caplog.text
 
 
 def test_who_asks_is_told_of_a_coordinator_that_does_not_answer(
