@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -62,6 +63,8 @@ _OF_A_PATH = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 the user's mistake, 1 anything else, 130 Ctrl-C."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may lack "…", and stderr never fails
     sys.exit(_exit_code(sys.argv[1:] if argv is None else list(argv)))
 
 
