@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import signal
 import threading
+import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from fedwan.app import complete, load_run
 from fedwan.cli import run as commands
@@ -109,6 +113,33 @@ def test_sigterm_ends_the_services_in_order(tmp_path: Path) -> None:
         start(make_config(tmp_path), services)
     assert ended == [True]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_ctrl_c_waits_for_the_services_whether_or_not_anybody_looks_or_they_end_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, ended = threading.Event(), []
+
+    def gone(*_: object, **__: object) -> None:
+        looked.set()
+        raise OSError(errno.EIO, "Input/output error")
+
+    def services(config: Config, stop: threading.Event, is_failing: bool) -> None:
+        if is_failing:
+            stop.set()
+        looked.wait(20)
+        os.kill(os.getpid(), signal.SIGINT)
+        ended.append(stop.wait(20) and not time.sleep(0.1))
+        raise FedwanError("the true reason") if is_failing else RunStopped("stopped")
+
+    monkeypatch.setattr(commands, "watch", gone)
+    monkeypatch.setattr(Console, "print", gone)
+    with pytest.raises(FedwanError, match="the true reason"):
+        start(make_config(tmp_path / "a"), partial(services, is_failing=True))
+    looked.clear()
+    with pytest.raises(KeyboardInterrupt):
+        start(make_config(tmp_path / "b"), partial(services, is_failing=False))
+    assert ended == [True, True]
 
 
 def test_runs_without_a_folder_are_numbered_and_the_latest_is_resumed(
