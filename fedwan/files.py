@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +17,10 @@ from fedwan.errors import DiskFull
 LEAST_BYTES = 4 << 20
 """Where fewer are free a service does not start: Flower's database alone begins with 2.5 MB."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+"""What file systems without hard links say."""
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
+"""What those say that do not synchronise folders; they have their own way with names."""
 
 
 def disk_full(
@@ -120,18 +125,33 @@ def write_atomically(
             if check is not None:
                 check()
             if previous is not None and path.exists():
-                link = previous.with_name(f".{previous.name}.{os.getpid()}.tmp")
-                link.unlink(missing_ok=True)
-                os.link(path, link)
-                os.replace(link, previous)
+                _keep(path, previous, mode)
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
+        except OSError as error:
+            if error.errno not in _NO_FOLDER_SYNC:
+                raise
         finally:
             os.close(folder)
+
+
+def _keep(path: Path, previous: Path, mode: int) -> None:
+    """Have a file under another name as well, whole, and in place of what was there."""
+    link = previous.with_name(f".{previous.name}.{os.getpid()}.tmp")
+    link.unlink(missing_ok=True)
+    try:
+        os.link(path, link)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with path.open("rb") as file:
+            write_atomically(previous, partial(shutil.copyfileobj, file), mode=mode)
+    else:
+        os.replace(link, previous)
 
 
 def replace_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
