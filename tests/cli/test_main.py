@@ -107,6 +107,18 @@ def test_what_is_not_the_users_mistake_has_an_exit_code_of_its_own(
     assert fedwan() == (code, "", says)
 
 
+def test_a_folder_that_is_gone_is_told_by_those_who_need_it(
+    fedwan: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    told = "fedwan: the folder that this was started in is gone; go to one that is there (cd)\n"
+    for words in (("config", "workload=flow"), ("run", "workload=flow")):
+        assert fedwan(*words) == (2, "", told)
+    assert "holds no run" in fedwan("status", str(tmp_path))[2]
+
+
 def test_what_a_terminal_has_no_character_for_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.TextIOWrapper(io.BytesIO(), "latin-1", newline="\n")
     monkeypatch.setattr(sys, "stdout", terminal)
