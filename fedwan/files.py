@@ -28,13 +28,20 @@ def disk_full(
 ) -> DiskFull | None:
     """What an error tells of a full disk, in a line; None if it tells of anything else.
 
+    A file that may not grow any more is as bad, whatever room there is.
     `folder` is where it was written to, for errors that name no file; `num_bytes` what was to be
     written, 0 where nobody knows.
     """
-    if not isinstance(error, OSError) or error.errno not in _FULL:
+    if not isinstance(error, OSError) or error.errno not in (*_FULL, errno.EFBIG):
         return None
     if folder is None and isinstance(error.filename, str):
         folder = Path(error.filename).parent
+    if error.errno == errno.EFBIG:
+        return DiskFull(
+            f"a file {f'in {folder} ' if folder else ''}may grow no more "
+            f"({os.strerror(error.errno)}); raise the limit (ulimit -f), or choose a disk that "
+            "takes larger ones, and start again: a run goes on from its last checkpoint"
+        )
     where, figures = "a disk that was written to", [os.strerror(error.errno)]
     if folder is not None:
         where = f"the disk of {folder}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import resource
 import shutil
 import stat
 from pathlib import Path
@@ -113,6 +114,17 @@ def test_a_full_disk_is_a_line_with_the_folder_and_what_is_needed(
     assert "MB free, 12.3 MB needed); make room there" in text
     assert list(path.parent.iterdir()) == []
     assert str(pickle.loads(pickle.dumps(caught.value))) == text  # noqa: S301 (as torch does)
+
+
+def test_a_file_that_may_grow_no_more_is_a_line_as_well(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(DiskFull, match=rf"a file in {tmp_path} .*too large\); raise the limit"):
+            replace_bytes(tmp_path / "file", bytes(2000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_other_errors_pass_and_a_file_that_is_named_tells_the_folder(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fedwan.cli.run import start
 from fedwan.config import Config, dump
 from fedwan.errors import ConfigError, FedwanError, RunStopped, UserError
 from fedwan.flower.coordinator import _taken_back
-from fedwan.flower.processes import listen, only_one
+from fedwan.flower.processes import listen, only_one, stop_on_sigterm
 from fedwan.output.outputs import Outputs
 from tests.cli.conftest import Command
 from tests.flower.fleet import free_port
@@ -100,19 +100,31 @@ def test_a_port_in_use_is_told_before_a_coordinator_s_run_has_a_folder(
     assert not out.exists()
 
 
-def test_sigterm_ends_the_services_in_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_ends_the_services_in_order_as_does_a_terminal_that_is_closed(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     ended: list[bool] = []
 
     def services(config: Config, stop: threading.Event) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         ended.append(stop.wait(20))
         raise RunStopped("stopped from outside")
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     with pytest.raises(RunStopped):
         start(make_config(tmp_path), services)
     assert ended == [True]
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(number) is before
+
+
+def test_what_nohup_has_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_sigterm(threading.Event()):
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_ctrl_c_waits_for_the_services_whether_or_not_anybody_looks_or_they_end_already(
