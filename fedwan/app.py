@@ -149,7 +149,13 @@ def _import_page(what: str, name: str, folder: str, path: Path) -> ModuleType:
     for root in reversed(roots):
         if str(root) not in sys.path:
             sys.path.insert(0, str(root))
-    package = importlib.import_module(folder)
+    with told(f"{what} cannot be imported"):
+        package = importlib.import_module(folder)
+    if not hasattr(package, "__path__"):
+        raise ConfigError(
+            f"{what}: {package.__file__} hides the folder {folder}/ that has it; give that file "
+            "another name"
+        )
     places = [str(root / folder) for root in roots]
     package.__path__ = [*places, *(place for place in package.__path__ if place not in places)]
     with told(f"{what} cannot be imported"):

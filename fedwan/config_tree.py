@@ -70,7 +70,7 @@ def read_yaml(path: Path) -> Tree:
         )
     try:
         loaded = OmegaConf.load(path)
-    except (OmegaConfBaseException, yaml.YAMLError, OSError, ValueError) as error:
+    except (OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, RecursionError) as error:
         text = " ".join(str(error).split())
         raise ConfigError(f"config file {str(path)!r} cannot be read: {text}") from None
     if not isinstance(loaded, DictConfig):
@@ -244,8 +244,9 @@ SHARE = _in_range(lambda value: 0 <= value < 1, "0 or more and less than 1")
 def NAMED(value: str | list[str]) -> str:
     """Text, or a list of it, that says something."""
     names = value if isinstance(value, list) else [value]
-    is_named = all(name.strip() and name.isprintable() for name in names)
-    return "" if is_named else "says nothing; give a name"
+    if not all(name.isprintable() for name in names):
+        return "has a line break, or another character that is not printed; leave it out"
+    return "" if all(name.strip() for name in names) else "says nothing; give a name"
 
 
 def LISTENS(value: str) -> str:

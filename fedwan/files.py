@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +17,10 @@ from fedwan.errors import DiskFull
 LEAST_BYTES = 4 << 20
 """Where fewer are free a service does not start: Flower's database alone begins with 2.5 MB."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+"""What file systems without hard links say."""
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
+"""What those say that do not synchronise folders; they have their own way with names."""
 
 
 def disk_full(
@@ -23,13 +28,20 @@ def disk_full(
 ) -> DiskFull | None:
     """What an error tells of a full disk, in a line; None if it tells of anything else.
 
+    A file that may not grow any more is as bad, whatever room there is.
     `folder` is where it was written to, for errors that name no file; `num_bytes` what was to be
     written, 0 where nobody knows.
     """
-    if not isinstance(error, OSError) or error.errno not in _FULL:
+    if not isinstance(error, OSError) or error.errno not in (*_FULL, errno.EFBIG):
         return None
     if folder is None and isinstance(error.filename, str):
         folder = Path(error.filename).parent
+    if error.errno == errno.EFBIG:
+        return DiskFull(
+            f"a file {f'in {folder} ' if folder else ''}may grow no more "
+            f"({os.strerror(error.errno)}); raise the limit (ulimit -f), or choose a disk that "
+            "takes larger ones, and start again: a run goes on from its last checkpoint"
+        )
     where, figures = "a disk that was written to", [os.strerror(error.errno)]
     if folder is not None:
         where = f"the disk of {folder}"
@@ -120,18 +132,33 @@ def write_atomically(
             if check is not None:
                 check()
             if previous is not None and path.exists():
-                link = previous.with_name(f".{previous.name}.{os.getpid()}.tmp")
-                link.unlink(missing_ok=True)
-                os.link(path, link)
-                os.replace(link, previous)
+                _keep(path, previous, mode)
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
+        except OSError as error:
+            if error.errno not in _NO_FOLDER_SYNC:
+                raise
         finally:
             os.close(folder)
+
+
+def _keep(path: Path, previous: Path, mode: int) -> None:
+    """Have a file under another name as well, whole, and in place of what was there."""
+    link = previous.with_name(f".{previous.name}.{os.getpid()}.tmp")
+    link.unlink(missing_ok=True)
+    try:
+        os.link(path, link)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with path.open("rb") as file:
+            write_atomically(previous, partial(shutil.copyfileobj, file), mode=mode)
+    else:
+        os.replace(link, previous)
 
 
 def replace_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,11 @@ ADAM = InnerConfig(name="adam", lr=1e-2)
 SGD = InnerConfig(name="sgd", lr=0.05, beta1=0.0)
 NET = {"velocity": ADAM}
 GAN = {"discriminator": ADAM, "generator": SGD}
+
+
+def no_links(path: Path, link: Path) -> None:
+    """For `os.link`, as on a file system without hard links."""
+    raise PermissionError(errno.EPERM, "Operation not permitted", str(path), None, str(link))
 
 
 class TinyNetwork(nn.Module):

@@ -214,6 +214,23 @@ def test_a_module_that_hides_a_recipe_is_named(
         app.load_workload("mine")
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("RATE = 1", "{file} hides the folder strategies/ that has it; give that file another"),
+        ("import nowhere", "cannot be imported: ModuleNotFoundError: .* .strategies.py:1."),
+    ],
+)
+def test_a_file_of_the_script_s_that_hides_all_recipes_is_named(
+    no_recipes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
+) -> None:
+    file = tmp_path / "strategies.py"
+    file.write_text(text)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(app.installed_app()), *sys.path])
+    with pytest.raises(ConfigError, match=f"strategy = 'diloco'.*{says.format(file=file)}"):
+        app.load_strategy("diloco")
+
+
 BARE = """
 from types import SimpleNamespace
 from torch import nn

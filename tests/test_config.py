@@ -89,12 +89,13 @@ def test_words_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> 
         ("inner.g.lr=0", "inner.g.lr = 0.0 is out of range; choose more than 0"),
         ("log.wandb=onlin", "did you mean 'online'?"),
         ("out=", "out = '' says nothing"),
+        ("out=a\nb", r"out = 'a\nb' has a line break"),
         ("sites=[a,a]", "holds 'a' twice"),
         ("sites=[a,../b]", "holds '../b', which is no DNS label"),
     ],
 )
 def test_a_users_mistake_is_one_line_that_names_key_value_and_mend(words: str, says: str) -> None:
-    assert says in refusal(*words.split())
+    assert says in refusal(*words.split(" "))
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,7 @@ def test_a_users_mistake_is_one_line_that_names_key_value_and_mend(words: str, s
         (None, "does not exist; did you mean 'runs.yaml'"),
         ("- a\n- b\n", "no key: value"),
         ("a: [", "cannot be read"),
+        (f"a: {'[' * 2000}{']' * 2000}", "cannot be read: .* recursion"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_named(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import resource
 import shutil
+import stat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import BinaryIO
@@ -21,6 +23,7 @@ from fedwan.files import (
     replace_bytes,
     write_atomically,
 )
+from tests.support import no_links
 
 
 def test_a_writer_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
@@ -57,6 +60,44 @@ def test_what_was_replaced_survives_a_power_cut(
     assert previous.read_bytes() == b"1" and len(list(path.parent.iterdir())) == 2
 
 
+def test_what_was_there_is_kept_whole_where_there_are_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, previous = tmp_path / "file", tmp_path / "previous"
+    path.write_bytes(b"1")
+    previous.write_bytes(b"0")
+    monkeypatch.setattr(os, "link", no_links)
+    replace_bytes(path, b"2")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+
+        def half(old: BinaryIO, new: BinaryIO) -> None:
+            new.write(b"h")
+            raise KeyboardInterrupt
+
+        patch.setattr(shutil, "copyfileobj", half)
+        write_atomically(path, lambda file: file.write(b"3"), previous)
+    assert (previous.read_bytes(), path.read_bytes()) == (b"0", b"2")
+    write_atomically(path, lambda file: file.write(b"3"), previous, mode=0o600)
+    assert (previous.read_bytes(), path.read_bytes()) == (b"2", b"3")
+    assert previous.stat().st_mode & 0o777 == 0o600 and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EBADF])
+def test_a_file_system_that_synchronises_no_folders_is_as_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def sync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    replace_bytes(tmp_path / "file", b"1")
+    assert (tmp_path / "file").read_bytes() == b"1"
+    number = errno.EIO
+    with pytest.raises(OSError, match="Input/output"):
+        replace_bytes(tmp_path / "file", b"2")
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_a_line_with_the_folder_and_what_is_needed(
     tmp_path: Path, number: int
@@ -73,6 +114,17 @@ def test_a_full_disk_is_a_line_with_the_folder_and_what_is_needed(
     assert "MB free, 12.3 MB needed); make room there" in text
     assert list(path.parent.iterdir()) == []
     assert str(pickle.loads(pickle.dumps(caught.value))) == text  # noqa: S301 (as torch does)
+
+
+def test_a_file_that_may_grow_no_more_is_a_line_as_well(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(DiskFull, match=rf"a file in {tmp_path} .*too large\); raise the limit"):
+            replace_bytes(tmp_path / "file", bytes(2000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_other_errors_pass_and_a_file_that_is_named_tells_the_folder(tmp_path: Path) -> None:

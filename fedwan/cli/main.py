@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -62,6 +64,8 @@ _OF_A_PATH = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 the user's mistake, 1 anything else, 130 Ctrl-C."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may lack "…", and stderr never fails
     sys.exit(_exit_code(sys.argv[1:] if argv is None else list(argv)))
 
 
@@ -75,6 +79,9 @@ def _exit_code(words: list[str]) -> int:
         if full := disk_full(error):
             return _say(full.exit_code, str(full))
         is_of_a_path = isinstance(error, _OF_A_PATH) or error.errno == errno.EROFS
+        if isinstance(error, FileNotFoundError) and not _is_somewhere():
+            where = "the folder that this was started in is gone; go to one that is there (cd)"
+            return _say(UserError.exit_code, where)
         if not is_of_a_path or error.filename is None:
             raise
         return _say(UserError.exit_code, f"{error.filename}: {error.strerror}")
@@ -91,6 +98,15 @@ def _exit_code(words: list[str]) -> int:
     if result == INTERRUPTED:  # Typer turns a KeyboardInterrupt into this result.
         return _say(INTERRUPTED, "stopped by Ctrl-C")
     return result if isinstance(result, int) else 0
+
+
+def _is_somewhere() -> bool:
+    """Whether the present folder is still there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _say(exit_code: int, *lines: str) -> int:

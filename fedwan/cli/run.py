@@ -9,6 +9,7 @@ import shlex
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -255,8 +256,12 @@ def _failed_after(out: Path) -> FedwanError | None:
     return None
 
 
+_GONE = (OSError, SystemExit)
+"""Of what is shown: who looks has gone, or the disk of a log is full."""
+
+
 def _run_and_watch(config: Config, services: RunServices, console: Console) -> None:
-    stop, out = threading.Event(), Path(config.out)
+    stop, ended, out = threading.Event(), threading.Event(), Path(config.out)
     errors: list[BaseException] = []
 
     def work() -> None:
@@ -264,27 +269,30 @@ def _run_and_watch(config: Config, services: RunServices, console: Console) -> N
             services(config, stop=stop)
         except BaseException as error:  # handed to the main thread, which decides
             errors.append(error)
+        finally:
+            ended.set()
 
-    # Children end with the thread that started them, so it must live until it has ended them.
+    # Children end with the thread that started them, so it must live until it has ended them. An
+    # event says so: of a thread whose `join` is interrupted, Python 3.11 thinks that it has ended.
     thread = threading.Thread(target=work, name="services", daemon=True)
     with stop_on_sigterm(stop):
         thread.start()
         try:
-            # Once it is to end, what happens on the way tells nothing: the error's line does.
-            watch(out, config, lambda: thread.is_alive() and not stop.is_set(), console)
+            with suppress(*_GONE):
+                # Once it is to end, what happens on the way tells nothing: the error's line does.
+                watch(out, config, lambda: not (ended.is_set() or stop.is_set()), console)
+            ended.wait()
         except KeyboardInterrupt as interrupt:
-            console.print("Ctrl-C: ending the services …")
             stop.set()
             before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one changes nothing
             try:
-                thread.join()
+                with suppress(*_GONE):
+                    console.print("Ctrl-C: ending the services …")
+                ended.wait()
             finally:
                 signal.signal(signal.SIGINT, before)
             if not errors or isinstance(errors[0], RunStopped):
                 errors = [interrupt]
-        except (OSError, SystemExit):  # who looks has gone, or the disk of a log is full
-            pass
-        thread.join()
     if errors:
         if holds_run(out) and not isinstance(errors[0], ConfigError):  # nothing was run then
             # What is the user's to mend would only come again.

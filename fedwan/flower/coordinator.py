@@ -98,8 +98,6 @@ def coordinating(
     still at work.
     """
     out, folder = Path(config.out), Path(config.out) / "flower"
-    if "?" in str(folder.absolute()):  # to SuperLink, where the path of its database ends
-        raise ConfigError(f"out = {config.out!r}: its path has a '?'; choose another folder")
     Status.end_orphan(serverapp_files(out)[1])
     # The ServerApp will listen there, seconds from now: say at once if it cannot.
     processes.listen(config.link.listen, "link.listen").close()
@@ -119,8 +117,8 @@ def coordinating(
         database = folder / "superlink.db"
         for old in [] if resume else folder.glob(f"{database.name}*"):
             old.unlink()
-        words = ("--disable-runtime-dependency-installation", "--database", database.absolute())
-        argv = private_port.command(listener, "flower-superlink", *map(str, words))
+        words = ("--disable-runtime-dependency-installation", "--database", _url_of(database))
+        argv = private_port.command(listener, "flower-superlink", *words)
         env = processes.flower_environment(folder) | {RUN: str(out.absolute())}
         log, port = out / "logs" / "superlink.log", listener.getsockname()[1]
         superlink = Service("SuperLink", argv, log, env, inherited=[listener])
@@ -130,6 +128,13 @@ def coordinating(
         finally:
             door.close()
             superlink.stop(_GRACE_S)
+
+
+def _url_of(database: Path) -> str:
+    """What SuperLink finds it by; of a path it would make a URL without quoting it."""
+    from sqlalchemy.engine import URL  # Flower's
+
+    return URL.create("sqlite", database=str(database.absolute())).render_as_string()
 
 
 def _run_to_the_end(

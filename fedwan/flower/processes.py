@@ -24,6 +24,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import takewhile
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from types import FrameType
 
@@ -214,9 +215,12 @@ def only_one(folder: Path, key: str, patience_s: float = 0.0) -> Iterator[None]:
 
 @contextmanager
 def log_to(path: Path, *, echo: bool) -> Iterator[None]:
-    """Append what fedwan logs to a file while the block runs; echoed to stderr for systemd."""
+    """Append what fedwan logs to a file while the block runs; echoed to stderr for systemd.
+
+    A file that is renamed meanwhile, as logrotate does, is begun anew.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handlers: list[logging.Handler] = [logging.FileHandler(path)]
+    handlers: list[logging.Handler] = [WatchedFileHandler(path, encoding="utf-8")]
     handlers += [logging.StreamHandler(sys.stderr)] if echo else []
     logger = logging.getLogger("fedwan")
     level = logger.level
@@ -293,7 +297,10 @@ class Backoff:
 
 @contextmanager
 def stop_on_sigterm(stop: threading.Event) -> Iterator[None]:
-    """Set an event on SIGTERM while the block runs; in the main thread alone, which has signals."""
+    """Set an event on SIGTERM while the block runs; in the main thread alone, which has signals.
+
+    On SIGHUP, too, of a terminal that is closed, unless `nohup` has it ignored.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -302,11 +309,14 @@ def stop_on_sigterm(stop: threading.Event) -> Iterator[None]:
         # Not here: the main thread may be inside `stop.wait`, and `set` would wait for its lock.
         threading.Thread(target=stop.set, name="sigterm").start()
 
-    before = signal.signal(signal.SIGTERM, handle)
+    is_deaf = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    numbers = (signal.SIGTERM,) if is_deaf else (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def listen(address: str, key: str) -> socket.socket:

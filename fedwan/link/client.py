@@ -52,6 +52,7 @@ def dial(address: str, identity: Identity) -> grpc.Channel:
     options = [
         *OPTIONS,
         ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),  # as the front door: the environment's is not for this
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.min_reconnect_backoff_ms", HANDSHAKE_MS),
         ("grpc.initial_reconnect_backoff_ms", 200),

@@ -116,7 +116,9 @@ def read_summary(path: Path) -> Summary:
         row = json.loads(path.read_text(encoding="utf-8"))
         return Summary(**{field.name: row[field.name] for field in dataclasses.fields(Summary)})
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is no summary ({error!r}); run again to write it anew") from None
+        raise ConfigError(
+            f"{path} is no summary ({error!r}); remove it, and the run's --resume writes it anew"
+        ) from None
 
 
 def render_summary(summary: Summary, board: Board, out: Path) -> Panel:

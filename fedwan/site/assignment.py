@@ -34,6 +34,8 @@ MEMORY = Path("/dev/shm")  # noqa: S108 - folders of unforeseeable names, for th
 
 _OUTCOME, _JOINED, _WELCOME = "outcome.json", "joined", "welcome"
 """Beside the assignment: how the script ended, that it has read it, that it was let in."""
+_DRAFT = "outcome.tmp"
+"""Of one process at a time."""
 _PEER_LOST = ("gloo/transport", "ncclRemoteError")
 """In what torch says of a collective whose other process has died."""
 
@@ -76,7 +78,7 @@ class Assignment:
             folder.symlink_to(tempfile.mkdtemp(prefix="fedwan-", dir=MEMORY))
         else:
             folder.mkdir()
-        for word in (_OUTCOME, _JOINED, _WELCOME):
+        for word in (_OUTCOME, _DRAFT, _JOINED, _WELCOME):
             path.with_name(word).unlink(missing_ok=True)
         path.write_text(json.dumps(asdict(self)))
 
@@ -143,11 +145,16 @@ class Outcome:
         if error is not None and not isinstance(error, FedwanError):
             said += place_of(error)
         word = cls("" if error is None else type(error).__name__, said, step)
-        draft = path.with_suffix(f".{os.getpid()}.tmp")
-        with contextlib.suppress(OSError):  # another was first, or the disk is full
-            draft.write_text(json.dumps(asdict(word)))
-            os.link(draft, path)
-        draft.unlink(missing_ok=True)
+        draft = path.with_name(_DRAFT)
+        with contextlib.suppress(OSError):  # another is first, or the disk is full
+            file = draft.open("x")
+            try:
+                with file:
+                    file.write(json.dumps(asdict(word)))
+                if not path.exists():
+                    draft.replace(path)
+            finally:
+                draft.unlink(missing_ok=True)
 
 
 def meeting_folder(path: Path) -> Path:

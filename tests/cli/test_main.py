@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from rich.console import Console
 
 from fedwan import __version__
 from fedwan.app import load_run
@@ -103,6 +105,28 @@ def test_what_is_not_the_users_mistake_has_an_exit_code_of_its_own(
     monkeypatch.setattr(main_module, "app", app)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5_000_000))
     assert fedwan() == (code, "", says)
+
+
+def test_a_folder_that_is_gone_is_told_by_those_who_need_it(
+    fedwan: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    told = "fedwan: the folder that this was started in is gone; go to one that is there (cd)\n"
+    for words in (("config", "workload=flow"), ("run", "workload=flow")):
+        assert fedwan(*words) == (2, "", told)
+    assert "holds no run" in fedwan("status", str(tmp_path))[2]
+
+
+def test_what_a_terminal_has_no_character_for_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), "latin-1", newline="\n")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(main_module, "app", lambda *_, **__: Console().print("up to 3 – 4 …"))
+    with pytest.raises(SystemExit, match="0"):
+        main_module.main(())
+    terminal.seek(0)
+    assert terminal.read() == "up to 3 ? 4 ?\n"
 
 
 def test_python_dash_m_fedwan_starts_without_torch_flower_grpc_and_plots() -> None:

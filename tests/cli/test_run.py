@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import signal
 import threading
+import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from fedwan.app import complete, load_run
 from fedwan.cli import run as commands
@@ -20,7 +24,7 @@ from fedwan.cli.run import start
 from fedwan.config import Config, dump
 from fedwan.errors import ConfigError, FedwanError, RunStopped, UserError
 from fedwan.flower.coordinator import _taken_back
-from fedwan.flower.processes import listen, only_one
+from fedwan.flower.processes import listen, only_one, stop_on_sigterm
 from fedwan.output.outputs import Outputs
 from tests.cli.conftest import Command
 from tests.flower.fleet import free_port
@@ -96,19 +100,58 @@ def test_a_port_in_use_is_told_before_a_coordinator_s_run_has_a_folder(
     assert not out.exists()
 
 
-def test_sigterm_ends_the_services_in_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_ends_the_services_in_order_as_does_a_terminal_that_is_closed(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     ended: list[bool] = []
 
     def services(config: Config, stop: threading.Event) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         ended.append(stop.wait(20))
         raise RunStopped("stopped from outside")
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     with pytest.raises(RunStopped):
         start(make_config(tmp_path), services)
     assert ended == [True]
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(number) is before
+
+
+def test_what_nohup_has_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_sigterm(threading.Event()):
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_ctrl_c_waits_for_the_services_whether_or_not_anybody_looks_or_they_end_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, ended = threading.Event(), []
+
+    def gone(*_: object, **__: object) -> None:
+        looked.set()
+        raise OSError(errno.EIO, "Input/output error")
+
+    def services(config: Config, stop: threading.Event, is_failing: bool) -> None:
+        if is_failing:
+            stop.set()
+        looked.wait(20)
+        os.kill(os.getpid(), signal.SIGINT)
+        ended.append(stop.wait(20) and not time.sleep(0.1))
+        raise FedwanError("the true reason") if is_failing else RunStopped("stopped")
+
+    monkeypatch.setattr(commands, "watch", gone)
+    monkeypatch.setattr(Console, "print", gone)
+    with pytest.raises(FedwanError, match="the true reason"):
+        start(make_config(tmp_path / "a"), partial(services, is_failing=True))
+    looked.clear()
+    with pytest.raises(KeyboardInterrupt):
+        start(make_config(tmp_path / "b"), partial(services, is_failing=False))
+    assert ended == [True, True]
 
 
 def test_runs_without_a_folder_are_numbered_and_the_latest_is_resumed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,15 @@ from fedwan.flower.clientapp import train
 from fedwan.flower.site_file import SiteFile, find_command
 from fedwan.flower.status import Status
 from fedwan.link.base import Ticket
-from fedwan.site.assignment import MEMORY
+from fedwan.site.assignment import (
+    MEMORY,
+    VARIABLE,
+    Assignment,
+    Outcome,
+    drop_meeting,
+    read_outcome,
+)
+from tests.support import no_links
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -156,6 +165,25 @@ def test_a_script_that_ends_well_has_taken_part_and_its_first_word_is_heard(tmp_
     assert f"s1 {'1' * 32} --data=s1" in (tmp_path / "state" / "logs" / "clientapp.log").read_text()
     word = json.loads((tmp_path / "state" / "training" / "outcome.json").read_text())
     assert word == {"error": "", "text": "", "step": 8}
+
+
+def test_the_first_word_is_heard_without_hard_links_and_after_a_killed_script_s_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a file system that has none; whoever is killed half-way bars this start's others."""
+    monkeypatch.setattr(os, "link", no_links)
+    path = tmp_path / "assignment.json"
+    monkeypatch.setenv(VARIABLE, str(path))
+    path.with_name("outcome.tmp").write_text('{"err')
+    Outcome.leave(ValueError("early"), 3)
+    assert not Outcome.is_left() and read_outcome(path) == (None, False)
+    assignment = Assignment("a:1", "run", "{}", "s1", "pki", str(tmp_path), "", False, os.getpid())
+    assignment.write(path)
+    Outcome.leave(ValueError("first"), 3)
+    Outcome.leave(None, 8)
+    drop_meeting(path)
+    assert read_outcome(path) == (Outcome("ValueError", "first", 3), False)
+    assert {path.name for path in tmp_path.iterdir()} == {"assignment.json", "outcome.json"}
 
 
 def test_a_script_that_fails_after_the_run_is_told_so(tmp_path: Path) -> None:

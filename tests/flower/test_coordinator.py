@@ -19,6 +19,8 @@ from typing import Any
 import httpx
 import pytest
 from flwr.proto.control_pb2 import ListRunsRequest
+from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+from sqlalchemy import create_engine
 
 from fedwan.app import load_run
 from fedwan.config import Config, to_json
@@ -78,9 +80,18 @@ def test_a_port_that_is_not_set_or_in_use_is_told_before_anything_starts(
         told = rf"link\.{key} = .*:{port} cannot be listened on: .* in use"
         with pytest.raises(ConfigError, match=told):
             serve(config_for(tmp_path, **{key: port}), identities / "coordinator")
-    with pytest.raises(ConfigError, match=r"has a '\?'; choose another folder"):
-        serve(config_for(tmp_path / "why?"), identities / "coordinator")
     assert not (tmp_path / "flower").exists()
+
+
+def test_superlink_s_database_is_in_the_run_s_folder_whatever_that_is_called(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "why? 100 %41 #ü=1&x+y%25" / "superlink.db"
+    path.parent.mkdir()
+    engine = create_engine(SqlObjectStore(coordinator._url_of(path)).database_url)
+    engine.connect().close()
+    engine.dispose()
+    assert path.is_file() and list(tmp_path.iterdir()) == [path.parent]
 
 
 def test_a_folder_in_use_a_sites_identity_and_no_run_to_resume_are_refused(

@@ -160,6 +160,17 @@ def test_a_folder_is_waited_for_with_one_line_as_a_killed_parent_leaves_a_servic
     assert caplog.messages == [told]
 
 
+def test_a_log_that_was_renamed_is_begun_anew(tmp_path: Path) -> None:
+    path, log = tmp_path / "site.log", logging.getLogger("fedwan")
+    with log_to(path, echo=False):
+        log.info("one")
+        path.rename(tmp_path / "site.log.1")
+        log.info("two …")
+    for name, word in (("site.log.1", "one"), ("site.log", "two …")):
+        (line,) = (tmp_path / name).read_text(encoding="utf-8").splitlines()
+        assert line.endswith(word)
+
+
 def test_a_full_disk_is_blamed_for_what_is_not_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

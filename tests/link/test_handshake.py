@@ -78,6 +78,19 @@ def test_without_a_certificate_of_this_run_and_this_site_there_is_no_entry(
         assert "site 's3' is not in this run, which has s1, s2; ask whoever runs it" in text
 
 
+def test_a_proxy_of_the_environment_is_not_asked(
+    bench: Bench, identities: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as proxy, serving(bench.hub, identities) as plane:
+        for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        for name in ("no_grpc_proxy", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        channel = client.dial(f"127.0.0.1:{plane.port}", Identity.load(identities / "s1"))
+        with channel:
+            grpc.channel_ready_future(channel).result(timeout=5)
+
+
 @pytest.mark.parametrize("host", ["::1", "::"])
 def test_a_coordinator_listens_on_an_address_of_ipv6(
     bench: Bench, tmp_path: Path, host: str

@@ -98,7 +98,9 @@ def test_what_is_no_summary_is_told_with_the_mend(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     for text in ("{", "{}", "[]"):
         path.write_text(text)
-        with pytest.raises(ConfigError, match="is no summary"):
+        with pytest.raises(
+            ConfigError, match="is no summary .*; remove it, and the run's --resume writes it anew"
+        ):
             read_summary(path)
 
 
