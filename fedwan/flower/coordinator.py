@@ -132,9 +132,13 @@ def coordinating(
 
 def _url_of(database: Path) -> str:
     """What SuperLink finds it by; of a path it would make a URL without quoting it."""
-    from sqlalchemy.engine import URL  # Flower's
+    from sqlalchemy.engine import URL, make_url  # Flower's
 
-    return URL.create("sqlite", database=str(database.absolute())).render_as_string()
+    path = str(database.absolute())
+    url = URL.create("sqlite", database=path).render_as_string()
+    if make_url(url).database != path:  # before SQLAlchemy 2.1
+        raise ConfigError(f"{path!r}: a database cannot have this path; choose another folder")
+    return url
 
 
 def _run_to_the_end(
