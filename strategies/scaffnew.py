@@ -76,8 +76,13 @@ class ControlVariates(SiteHook):
         # The parameters themselves: what they hold may be replaced (`Replica.follow`).
         live = {name: local(replica.inner.params[name]) for name in names}
         pushed = [name for name in names if momentum[network_of(name)]]
-        self.variates = {name: torch.zeros_like(value.detach()) for name, value in live.items()}
-        """By parameter, e."""
+        self.variates = {
+            name: torch.zeros_like(
+                value.detach(), dtype=torch.promote_types(value.dtype, torch.float32)
+            )
+            for name, value in live.items()
+        }
+        """By parameter, e: sums of what half precision would lose."""
         self.pushes = {name: torch.zeros_like(self.variates[name]) for name in pushed}
         """By parameter, c."""
         self._starts = {name: local(replica.base[name]).clone() for name in pushed}
@@ -122,11 +127,11 @@ class ControlVariates(SiteHook):
             if name not in self.variates:
                 continue
             live = local(replica.live[name])
-            moved = local(replica.base[name]).to(live.dtype) - live
+            moved = local(replica.base[name]).to(live.dtype).to(self.variates[name].dtype) - live
             if name in owed:
-                moved.sub_(replica.piece(name, landing.owed.get(name)).to(live))
+                moved.sub_(replica.piece(name, landing.owed.get(name)).to(moved))
             if name in added:
-                moved.add_(replica.piece(name, landing.residual.get(name)).to(live))
+                moved.add_(replica.piece(name, landing.residual.get(name)).to(moved))
             self.variates[name].add_(moved, alpha=landing.taken / landing.steps**2)
 
     @torch.no_grad()

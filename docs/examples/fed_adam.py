@@ -49,7 +49,8 @@ def fp16() -> Codec:
     """Half precision. `encoding` is its number in a payload, above those of fedwan's own."""
 
     def encode(value: Tensor, residual: Tensor | None) -> tuple[memoryview, Tensor | None]:
-        return tensor_bytes(value.detach().clamp(-65504, 65504).half()), None
+        clamped = value.clamp(-65504, 65504).where(value.isfinite(), value)  # inf is to be refused
+        return tensor_bytes(clamped.detach().half()), None
 
     def read(data: Bytes, spec: TensorSpec) -> Coded:
         return Plain(tensor_from_bytes(data, torch.float16, spec.shape), torch.float32)

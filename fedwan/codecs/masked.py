@@ -8,7 +8,8 @@ summed modulo 2^w with key streams that only the sum is free of (`fedwan.site.ma
 
 A record is the values, w bits each, and then how large they were, in eighths of an octave, 16 bits,
 under masks as well: the sum of these says, as the geometric mean of the sites, which step suits the
-next version. What is clipped or rounded away is sent later, by error feedback.
+next version. What is clipped or rounded away is sent later, by error feedback; steps are so large
+that the largest value is not clipped to less than an eighth of it, however small the others are.
 
 Bonawitz et al. 2017 ("Practical secure aggregation"); error feedback before masking, and agreed
 steps, as in Agarwal et al. 2018 (1805.10559). Memory: a block of values besides the record.
@@ -43,6 +44,8 @@ _BLOCK = 1 << 17
 _ROW = 8
 """Values that fill whole bytes whatever w is; the last row of a block may be empty in part."""
 _MIDDLE, _PER_OCTAVE = 512, 8
+_TIMES = 8
+"""What is clipped is at most so many times what is sent: it arrives within as many versions."""
 FIRST_SIZE = _MIDDLE - 7 * _PER_OCTAVE
 """Before anything was sent: a root mean square of 2^-7."""
 
@@ -136,11 +139,15 @@ def bind(codec: Codec, sites: int, sizes: Sequence[int], masks: KeyStreams) -> C
                 "learning rate or clip the gradients at this site"
             )
         parts: list[Integers] = []
+        largest = 0.0
         for part in spans(len(flat), _BLOCK):
+            largest = max(largest, float(flat[part].abs().max()))
             integers = _round_off(flat[part], step_of(size, bits), bits, width)
             masks.apply(integers)
             parts.append(_pack(integers, width))
-        mine = np.array([size_of(math.sqrt(square / max(1, len(flat)))) or size], np.uint16)
+        rms = math.sqrt(square / max(1, len(flat)))
+        told = max(rms, largest / (_TIMES * _reach(bits)))
+        mine = np.array([size_of(told) or size], np.uint16)
         masks.apply(mine)
         parts.append(mine.astype("<u2").view(np.uint8))
         return np.concatenate(parts).data, owed
@@ -219,8 +226,13 @@ def first_sizes(layout: Layout) -> bytes:
 
 def step_of(size: int, bits: int) -> float:
     """Of rounding, for values of this size: 2^b steps reach from -(2 + b/4) to as many sizes."""
-    spread = (2 + bits / 4) / (1 << (bits - 1))
+    spread = _reach(bits) / (1 << (bits - 1))
     return float(spread * 2.0 ** ((size - _MIDDLE) / _PER_OCTAVE))
+
+
+def _reach(bits: int) -> float:
+    """What is sent at most, in sizes."""
+    return 2 + bits / 4
 
 
 def size_of(rms: float) -> int:

@@ -17,6 +17,8 @@ A tensor that some sites do not contribute is merged from those that do, with W 
 
 Late contributions are scaled: their parameters' deltas by s_i, while their weight w_i stays in W.
 
+Buffers of fp64 are added up in fp64.
+
 Memory: one accumulator of the fragment's size, however many sites there are, and copies of the
 running means and variances of the contribution at hand that go in pairs, which are small. All else
 is added as it is read, parameters from their coded form: no decoded copy of these exists.
@@ -32,7 +34,14 @@ from torch import Tensor
 
 from fedwan.codecs import Coded, Plain
 from fedwan.doctor.sampling import Sample, Sampler
-from fedwan.state import Layout, Role, State, means_of_variances
+from fedwan.state import Layout, Role, State, TensorSpec, means_of_variances
+
+
+def sum_dtype(spec: TensorSpec) -> torch.dtype:
+    """What it is added up in: fp32, or more of a buffer that has more."""
+    if spec.role is Role.PARAMETER:
+        return torch.float32
+    return torch.promote_types(spec.dtype, torch.float32)
 
 
 class Merger:
@@ -55,7 +64,7 @@ class Merger:
         for name, spec in self._layout.items():
             self._units[name] = 1.0
             if spec.role in (Role.MEAN, Role.VARIANCE):
-                self._sums[name] = state[name].to(torch.float32) * weight
+                self._sums[name] = state[name].to(sum_dtype(spec)) * weight
                 self._totals[name] = weight
             elif spec.role is Role.COUNTER:
                 self._sums[name] = state[name].clone()
@@ -68,14 +77,15 @@ class Merger:
         held: State = {}
         sample: Sample = {}
         for name, coded in self.sampler.tap(tensors, sample):
-            role = self._layout[name].role
+            spec = self._layout[name]
+            role = spec.role
             if role is Role.COUNTER:
                 value = coded.tensor()
                 self._sums[name] = torch.maximum(self._sums.get(name, value), value)
             elif role is Role.PARAMETER:
                 self._add(name, coded, weight, scale)
             elif name in self._in_pairs:
-                held[name] = coded.tensor().to(torch.float32, copy=True)
+                held[name] = coded.tensor().to(sum_dtype(spec), copy=True)
             else:
                 self._accumulate(name, coded.tensor(), weight)
         # Variances before means: they need the mean of those that came before.
@@ -95,15 +105,16 @@ class Merger:
         if name in self._sums:
             coded.add_to(self._sums[name], share * scale)
         else:
-            self._sums[name] = torch.empty(self._layout[name].shape, dtype=torch.float32)
+            spec = self._layout[name]
+            self._sums[name] = torch.empty(spec.shape, dtype=sum_dtype(spec))
             coded.write_to(self._sums[name])
             if share * scale != 1.0:
                 self._sums[name].mul_(share * scale)
         self._totals[name] += share
 
     def _accumulate(self, name: str, value: Tensor, weight: float) -> None:
-        """The same of what is no parameter, in fp32."""
-        self._add(name, Plain(value.float()), weight)
+        """The same of what is no parameter."""
+        self._add(name, Plain(value.to(sum_dtype(self._layout[name]))), weight)
 
     def _pool(self, name: str, value: Tensor, mean: Tensor | None, weight: float) -> None:
         """Σ w_i v_i, and w W / (w + W) times the squared distance of the means."""
@@ -116,8 +127,8 @@ class Merger:
     def take(self) -> State:
         """The merged contribution, the caller's to keep; the accumulator starts anew.
 
-        What nobody contributed is not in it. Parameters, means and variances are fp32; counters
-        keep their dtype.
+        What nobody contributed is not in it. Parameters, means and variances are fp32, of fp64
+        buffers fp64; counters keep their dtype.
         """
         assert self._sums, "nothing was merged"
         merged, self._sums = self._sums, {}

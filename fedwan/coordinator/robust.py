@@ -13,7 +13,8 @@
     closest         by network, the mean of the n - b contributions that are closest to their
                     n - b - 1 nearest others, where any that are shorter than the median are
                     compared at its length (lengths made alike as by Cao et al. 2021, 2012.13995):
-                    a short one is near to all others, whichever way it points
+                    a short one is near to all others, whichever way it points; one of zeros
+                    points nowhere, and is compared as if at a right angle to all
 
 That is for parameters. Of all else, whatever the rule for these: means by value as above (trimmed,
 or their median), variances likewise, of v_i + (m_i - m)² with m the merged mean, and of counters
@@ -38,6 +39,7 @@ from torch import Tensor
 
 from fedwan.codecs import Coded
 from fedwan.codecs.base import span_values, spans
+from fedwan.coordinator.merge import sum_dtype
 from fedwan.doctor.sampling import Sample, Sampler
 from fedwan.state import Layout, Role, State, means_of_variances, network_of
 
@@ -69,7 +71,7 @@ class RobustMerger:
     def take(self) -> State:
         """The merged contribution, the caller's to keep; begins anew.
 
-        Parameters, means and variances are fp32; counters keep their dtype.
+        Parameters, means and variances are fp32, of fp64 buffers fp64; counters keep their dtype.
         """
         assert self._contributions, "nothing was merged"
         if self._rule in ("trimmed_mean", "median"):
@@ -101,10 +103,10 @@ class RobustMerger:
         if name in self._mean_of:
             between = apart.pop(self._mean_of[name])
             values = [v + d for v, d in zip(values, between, strict=True)]
-        merged = torch.empty(spec.shape, dtype=torch.float32)
+        merged = torch.empty(spec.shape, dtype=sum_dtype(spec))
         middle_of(values, bad if self._rule == "trimmed_mean" else (len(values) - 1) // 2, merged)
         if name in self._mean_of.values():
-            apart[name] = (torch.stack(list(values)).float() - merged).square()
+            apart[name] = (torch.stack(list(values)).to(merged.dtype) - merged).square()
         return merged
 
     def _side_by_side(self) -> Iterator[tuple[str, list[Coded]]]:
@@ -181,7 +183,7 @@ def middle_of(values: Sequence[Tensor], cut: int, into: Tensor) -> None:
     """
     flat, target = [value.reshape(-1) for value in values], into.view(-1)
     for span in spans(len(target), span_values(len(target), target.device)):
-        middle = _middle(torch.stack([each[span].float() for each in flat]), cut)
+        middle = _middle(torch.stack([each[span].to(into.dtype) for each in flat]), cut)
         for row in middle[1:]:
             middle[0] += row
         target[span] = middle[0].div_(len(middle))
@@ -232,7 +234,9 @@ def lengthened(products: Tensor) -> Tensor:
     """
     squares = products.diagonal()
     times = torch.where(squares > 0, squares.median() / squares, 1.0).sqrt().clamp(min=1.0)
-    return products * times * times[:, None]
+    longer = products * times * times[:, None]
+    longer.diagonal()[squares == 0] = squares.median()
+    return longer
 
 
 def clip_shares(distances: Sequence[float], bad: int) -> list[float]:

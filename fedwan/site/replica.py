@@ -6,7 +6,7 @@ time. Methods that read or write whole tensors are collective (`fedwan.site.grou
 that they are given are at rank 0 alone.
 
 Memory: one fp32 copy of this process's pieces, the global weights; none where every site's own
-steps make these, and the networks are in fp32.
+steps make these, for which the networks are in fp32.
 """
 
 from __future__ import annotations
@@ -93,9 +93,12 @@ class Replica:
         self.layout: Layout = dict(sorted((layout | moment_layout(layout, self._config)).items()))
         self.group.agree("networks", hashlib.sha256(layout_to_json(layout).encode()).hexdigest())
         self._share_moments()
-        is_same = is_mirrored and all(self._widen(n, t) is t for n, t in self.live.items())
+        if is_mirrored:
+            self._check_mirrored()
         self.base: State = (
-            self.live if is_same else {n: self._widen(n, t).clone() for n, t in self.live.items()}
+            self.live
+            if is_mirrored
+            else {n: self._widen(n, t).clone() for n, t in self.live.items()}
         )
         self.initial_sha256 = self._hash(self.base)
         self.frozen_sha256 = self._hash(state_of(frozen) | self._fixed)
@@ -157,6 +160,16 @@ class Replica:
 
     def _is_parameter(self, name: str) -> bool:
         return self.layout[name].role is Role.PARAMETER
+
+    def _check_mirrored(self) -> None:
+        """Refuse parameters whose steps the coordinator's, in fp32, would leave."""
+        for name, value in self.live.items():
+            if self._is_parameter(name) and value.dtype != torch.float32:
+                raise UserError(
+                    f"parameter {name!r} is {str(value.dtype).removeprefix('torch.')}, and the "
+                    "coordinator takes the same steps in float32, which would lead elsewhere; keep "
+                    "weights in float32 and compute in autocast, or set strategy=local_sgd"
+                )
 
     def _widen(self, name: str, value: Tensor) -> Tensor:
         """Parameters in fp32, as the coordinator keeps them; everything else as it is."""

@@ -31,7 +31,7 @@ from fedwan.rng import NamedGenerators, derive_seed
 from fedwan.workloads.base import Batch, Reduce
 from fedwan.workloads.optim import build_optimizers, clip
 from fedwan.workloads.precision import HALF, full_dtype, recompute_blocks
-from fedwan.workloads.privacy import Privacy
+from fedwan.workloads.privacy import Privacy, trained
 from fedwan.workloads.sharding import Processes, part_of
 
 _LEAST_SCALE = 2.0**-10
@@ -157,7 +157,7 @@ class Descent(ABC):
         assert self.privacy is not None
         network = self.networks[name]
         noised = self.privacy.gradients(network, loss, batch)
-        for param, gradient in zip(network.parameters(), noised, strict=True):
+        for param, gradient in zip(trained(network), noised, strict=True):
             param.grad = gradient if param.grad is None else param.grad + gradient
 
     def _unscale(self) -> bool:

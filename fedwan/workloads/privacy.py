@@ -34,8 +34,9 @@ class Privacy(Spending):
 
     All draws follow from the secret, which stays at the site, and from where the run stands:
     whoever repeats steps from the same weights repeats their bits, which tell nothing new, and from
-    other weights or on other data nobody sees the same noise again. Such steps count once more,
-    also where the site's checkpoint and the coordinator have gone back to before them.
+    other weights or on a shard of another number of samples nobody sees the same noise again. Such
+    steps count once more, also where the site's checkpoint and the coordinator have gone back to
+    before them.
     """
 
     def __init__(self, config: Config, num_samples: int, folder: Path) -> None:
@@ -46,6 +47,12 @@ class Privacy(Spending):
                 "privacy.epsilon=0"
             )
         batch = config.data.batch
+        if batch > num_samples:
+            raise ConfigError(
+                f"data.batch = {batch} is more than this site's {num_samples} samples, each of "
+                f"which comes into a private batch once at most; set data.batch={num_samples} or "
+                "less"
+            )
         self._rate, self._batch, self._num_samples = batch / num_samples, batch, num_samples
         super().__init__(config.privacy, num_samples, "samples", self._rate, config.steps)
         self._path = folder / "privacy.json"
@@ -81,10 +88,13 @@ class Privacy(Spending):
     def begin_round(self, step: int, h: int, weights: str, taken: int) -> None:
         """H steps begin from global weights, told by their hash, after so many batches of data.
 
+        Other data are told by the number of samples: one more or less has other noise.
+
         A site that has nothing to show of a run's earlier steps has lost its folder: it made noise
         for them, and maybe for one more round, which must count.
         """
-        self._start, self._h, self.steps = f"{weights} {taken}", h, step
+        self._start = f"{weights} {taken} {self._num_samples}"
+        self._h, self.steps = h, step
         self._read()  # another process of this site may have written there since
         if step and not self._rounds:
             self._rounds = {str(begun): ["lost"] for begun in range(0, step + 1, h)}
@@ -108,15 +118,15 @@ class Privacy(Spending):
     def gradients(
         self, network: nn.Module, loss: Callable[[Batch], Tensor], batch: Batch
     ) -> list[Tensor]:
-        """The private mean gradient of a loss of single samples, for each parameter, as `g` above.
+        """The private mean gradient, `g` above, of a loss of single samples, of what is `trained`.
 
         `loss` gets batches of one sample. Memory: the network's weights for each of the batch.
         """
         self.steps += 1
-        sums = [torch.zeros_like(param) for param in network.parameters()]
+        sums = [torch.zeros_like(param) for param in trained(network)]
         if len(batch.x):
             each = sample_gradients(network, loss, batch)
-            norms = torch.stack([g.flatten(1).norm(dim=1) for g in each]).norm(dim=0)
+            norms = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in each]).norm(dim=0)
             scale = self.budget.clip / norms.clamp(min=self.budget.clip)
             sums = [torch.tensordot(scale, g, dims=1) for g in each]
         self.add_noise(sums, 1.0, self.steps, self._start)
@@ -125,6 +135,11 @@ class Privacy(Spending):
     def after_step(self, _: Any) -> dict[str, Tensor]:
         """What the next contribution says of it, in place of `fedwan.site.vitals`."""
         return {EPSILON: torch.tensor(self.epsilon(), dtype=torch.float64)}
+
+
+def trained(network: nn.Module) -> list[nn.Parameter]:
+    """Its parameters that are not frozen."""
+    return [param for param in network.parameters() if param.requires_grad]
 
 
 class _WithLoss(nn.Module):
@@ -141,9 +156,10 @@ class _WithLoss(nn.Module):
 def sample_gradients(
     network: nn.Module, loss: Callable[[Batch], Tensor], batch: Batch
 ) -> list[Tensor]:
-    """Each sample's gradient, (batch, *shape) for each parameter; what is not finite becomes 0."""
+    """Each sample's gradient, (batch, *shape) of what is `trained`; not finite becomes 0."""
     both = _WithLoss(network, loss)
-    params = {name: param.detach() for name, param in both.named_parameters()}
+    named = both.named_parameters()
+    params = {name: param.detach() for name, param in named if param.requires_grad}
 
     def of_one(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return functional_call(both, params, (x, y))  # type: ignore[no-any-return]

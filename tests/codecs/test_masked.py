@@ -91,3 +91,16 @@ def test_sizes_are_sums_of_logarithms() -> None:
     for rms in (1e-30, 1e-3, 1.0, 1e9):
         step = masked.step_of(masked.size_of(rms), 4)
         assert 3 / 8 * rms / 1.05 < step < 3 / 8 * rms * 1.05 or rms == 1e-30
+
+
+def test_what_lies_far_above_the_rest_arrives_within_a_few_versions() -> None:
+    codec, size, residual = codec_by_name("masked4", 3), masked.FIRST_SIZE, {}
+    value = torch.zeros(1 << 16)
+    value[5] = 0.01
+    for _ in range(40):
+        bound = masked.bind(codec, 3, [size], masked.KeyStreams([]))
+        layout = {"net/w": spec((1 << 16,))}
+        payload, residual = bound.encode({"net/w": value}, residual, layout)
+        ((_, coded),) = codec.read_each(payload, layout)
+        size = int([*coded.blocks()][-1][0])
+    assert float(residual["net/w"][5]) < 9 * 0.01

@@ -186,3 +186,11 @@ def test_one_contribution_on_arrival_takes_no_counter_back() -> None:
     merger.keep({"g/n": present}, 1.0)
     merger.add(plain({"g/n": torch.tensor(60)}).items(), 1.0)
     assert int(merger.take()["g/n"]) == int(present) == 100
+
+
+def test_buffers_of_64_bits_keep_them() -> None:
+    layout: Layout = {"g/seen": spec((), Role.MEAN, torch.float64), "g/w": spec((2,))}
+    large = torch.tensor(2.0**25 + 1, dtype=torch.float64)
+    merged = merge([{"g/seen": large, "g/w": torch.ones(2)}] * 3, layout=layout)
+    assert float(merged["g/seen"]) == float(large)
+    assert merged["g/w"].dtype == torch.float32

@@ -273,3 +273,21 @@ def test_a_run_with_a_hostile_site_ends_near_one_without(
 
 def apart(one: State, other: State) -> float:
     return max(float((one[name].double() - other[name]).abs().max()) for name in one)
+
+
+def test_closest_leaves_out_zeros_before_those_that_have_little_in_common() -> None:
+    layout: Layout = {"g/w": spec((4,))}
+    states = [{"g/w": torch.eye(4)[i] + 0.3} for i in range(3)] + [{"g/w": torch.zeros(4)}]
+    assert torch.allclose(
+        merge(states, "closest", 1, layout)["g/w"], sum(state["g/w"] for state in states) / 3
+    )
+
+
+@every_rule
+def test_buffers_of_64_bits_keep_them(rule: Rule) -> None:
+    layout: Layout = {"g/seen": spec((), Role.MEAN, torch.float64), "g/w": spec((2,))}
+    large = torch.tensor(2.0**25 + 1, dtype=torch.float64)
+    states = [{"g/seen": large, "g/w": torch.ones(2)}] * 3
+    merged = merge(states, rule, 1, layout)
+    assert float(merged["g/seen"]) == float(large)
+    assert merged["g/w"].dtype == torch.float32

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedwan.app import load_run, load_workload
+from fedwan.app import load_run, load_strategy, load_workload
 from fedwan.simulation import simulate
 from fedwan.weights import load
+from tests.support import spec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -119,3 +120,10 @@ def test_the_way_of_start_leads_from_pictures_to_samples(tmp_path: Path) -> None
     assert "[16, 1, 16, 16]" in run(sys.executable, "-c", result, folder=tmp_path)
     run(*fedwan, "export", "runs/launch", "weights", folder=tmp_path)
     assert (tmp_path / "weights" / "velocity.safetensors").exists()
+
+
+def test_half_precision_of_the_example_keeps_what_is_not_finite(own_app: Path) -> None:
+    codec = load_strategy("fed_adam").fp16()
+    layout = {"net/w": spec((3,))}
+    payload, _ = codec.encode({"net/w": torch.tensor([torch.inf, 1e9, -1e9])}, {}, layout)
+    assert codec.decode(payload, layout)["net/w"].tolist() == [torch.inf, 65504, -65504]

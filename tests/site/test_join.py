@@ -448,6 +448,11 @@ def remember(trainer: Trainer, site: object) -> None:
     trainer.optimizer.state["global"] = {"steps": 1}  # type: ignore[index]
 
 
+def halve(trainer: Trainer) -> None:
+    trainer.net[0][2].weight.data = trainer.net[0][2].weight.data.bfloat16()
+    trainer.join(state={})
+
+
 def set_rate(trainer: Trainer) -> None:
     trainer.optimizer.param_groups[0]["lr"] = 0.5
 
@@ -523,6 +528,12 @@ NO_REDUCE = in_loop(lambda trainer, site: trainer.step())
         ),
         (twice, "strategy=diloco", "a script takes part in its run once, and this one has already"),
         (spread, "strategy=diloco", "'net/mask' lies on meta or is an expanded view"),
+        (
+            halve,
+            "strategy=sync",
+            "parameter 'net/0.2.weight' is bfloat16, and the coordinator takes the same steps in "
+            "float32, which would lead elsewhere; keep weights in float32",
+        ),
         (in_loop(remember), "strategy=diloco", "keeps 'global', which no checkpoint"),
     ],
 )

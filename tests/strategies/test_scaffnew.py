@@ -135,3 +135,14 @@ def test_variates_reach_a_parameter_whose_data_were_replaced() -> None:
     net.weight.data = torch.zeros(1, 2)
     hook.after_step()
     assert net.weight.tolist() == [[1.0, 1.0]]
+
+
+def test_variates_of_half_precision_are_kept_in_full() -> None:
+    net = torch.nn.Linear(2, 1).bfloat16()
+    replica = Replica({"net": net}, {"net": torch.optim.SGD(net.parameters())})
+    hook = ControlVariates({"net": 0.5}, replica)
+    assert {value.dtype for value in hook.state.values()} == {torch.float32}
+    hook.variates["net/weight"].fill_(1.0)
+    torch.nn.init.zeros_(net.weight)
+    hook.after_step()
+    assert net.weight.tolist() == [[1.0, 1.0]]

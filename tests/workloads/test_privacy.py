@@ -272,3 +272,40 @@ def test_of_data_that_are_a_sites_own_no_figures_of_quality_leave_it(tmp_path: P
         ran = simulate(load_run(None, [*usual, *words, own]), tmp_path / own)
         rows = [row for row in ran.records if row["kind"] == "quality"]
         assert all((row.keys() > usually) == is_measured for row in rows)
+
+
+class Scaled(nn.Module):
+    """A frozen layer below, and a scalar above."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below = nn.Linear(5, 1, bias=False).requires_grad_(False)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.below(x)[:, 0] * self.scale
+
+
+def test_what_is_frozen_has_no_gradient_and_takes_none_of_the_clip(tmp_path: Path) -> None:
+    net, x = Scaled(), 0.01 * torch.randn(SIZE, 5)
+    batch = Batch(x, torch.zeros(SIZE))
+    made = private(tmp_path, noise=0.0).gradients(net, linear_loss(net), batch)
+    (expected,) = torch.autograd.grad(net(x).mean(), [net.scale])
+    assert len(made) == 1
+    torch.testing.assert_close(made[0], expected)
+
+
+def test_a_shard_with_a_sample_less_has_other_noise_and_counts(tmp_path: Path) -> None:
+    spent, made = [], []
+    for samples in (400, 399):
+        privacy = private(tmp_path, samples, noise=1.0)
+        privacy.begin_round(0, 20, "a", 0)
+        made.append(gradient(privacy, torch.zeros(0, 5)))
+        spent.append(dict(privacy.taken()))
+    assert not torch.equal(*made)
+    assert spent == [{1: 20}, {2: 20}]
+
+
+def test_a_batch_of_more_than_the_shard_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data.batch = 8 is more than this site's 7 samples"):
+        private(tmp_path, 7)
