@@ -78,7 +78,7 @@ class SiteHook:
     def before_send(self, fragment: Fragment) -> None:
         """With overlap: a fragment's Δ was taken and is about to leave.
 
-        Local weights may be changed, which steps go on from meanwhile.
+        Local weights may be changed (within `Replica.following`), which steps go on from meanwhile.
         """
 
     def on_update(self, fragment: Fragment, payload: Source, codec: Codec) -> None:

@@ -360,7 +360,8 @@ class Place:
         is_missed &= not is_known or is_merged(header, version - 1, version)
         found = None
         if usable or is_start:
-            found = self.checkpoints.load(usable, is_missed or is_start, is_start)
+            # Its weights too, where others take their place: a copy in an optimiser follows.
+            found = self.checkpoints.load(usable, not self.is_mirrored, is_start)
         if found is not None and is_missed:
             # The hook learns from it: the local weights still are the predecessor's.
             (fragment,) = self.fragments
@@ -371,7 +372,7 @@ class Place:
             found = found._replace(owed=found.residual)  # it was not merged: nothing was paid
         # Where the update was made of its weights alone, what it left are the global ones.
         has_all = (is_missed and header.is_own) or (is_start and usable == version)
-        if is_begun and not has_all:
+        if (is_begun or found is not None) and not has_all:
             replica.adopt()
         self._take_over(self.versions, found)
         self.renew(header, self.fragments, usable)

@@ -25,7 +25,7 @@ from fedwan.site.alone import Alone
 from fedwan.site.assignment import VARIABLE, Outcome
 from fedwan.site.site import Site
 from fedwan.state import State, hash_state
-from tests.site.support import Batches, asked, network
+from tests.site.support import Batches, Masters, asked, network
 from tests.support import same_bits
 
 STEPS = 12
@@ -39,6 +39,7 @@ OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]]
     "adamw_amsgrad": lambda params: torch.optim.AdamW(params, lr=1e-2, amsgrad=True),
     "rmsprop": lambda params: torch.optim.RMSprop(params, lr=1e-3, momentum=0.5),
     "adafactor": lambda params: torch.optim.Adafactor(params, lr=1e-2),
+    "masters": lambda params: Masters(params, lr=0.002),
 }
 
 
@@ -149,6 +150,29 @@ def test_a_killed_script_takes_the_steps_that_it_would_have_taken_and_fetches_no
     assert same_bits(whole, again)
     assert first.scheduler.state_dict() == second.scheduler.state_dict()
     assert torch.equal(next(first.batches)[0], next(second.batches)[0])
+
+
+@pytest.mark.parametrize("strategy", ["streaming_diloco", "diloco"])
+def test_a_killed_site_s_masters_are_those_of_the_weights_that_it_goes_on_with(
+    strategy: str, tmp_path: Path
+) -> None:
+    """Under `streaming_diloco` these are the run's, and not those of its checkpoint."""
+    kept: list[int] = []
+
+    def body(trainer: Trainer, site: Any) -> None:
+        state = trainer.optimizer.state
+        kept.append(len(state))
+        assert all(torch.equal(state[param]["master"], param) for param in state)
+        site.log(loss=trainer.step())
+
+    config = asked("steps=16", f"strategy={strategy}", "h=4")
+    run = simulate(
+        *(config, tmp_path),
+        train=lambda _: loop(Trainer("masters"), body),
+        absences={"s1": Absence(0.5, 0.5)},
+    )
+    assert kept[0] == 0 and all(kept[1:]), "the second process goes on from a checkpoint"
+    assert run.totals.rejoins == 1
 
 
 def by_data(trainer: Trainer) -> None:
