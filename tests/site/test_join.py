@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fedwan
 from fedwan.coordinator.model import GlobalModel
-from fedwan.errors import UserError
+from fedwan.errors import ConfigError, UserError
 from fedwan.link import wire_pb2 as wire
 from fedwan.simulation import Absence, simulate
 from fedwan.site import alone, quality
@@ -513,6 +513,11 @@ NO_REDUCE = in_loop(lambda trainer, site: trainer.step())
             "strategy=diloco inner.net.name=adam inner.net.state=average",
             "is not the one that sites' moments merge: it is AdamW, the settings say 'adam'",
         ),
+        (
+            NO_REDUCE,
+            "strategy=diloco inner.net.name=adamw inner.net.beta2=0.99 inner.net.state=average",
+            "its betas is (0.9, 0.999), the settings say (0.9, 0.99); make them agree",
+        ),
         (in_loop(clip_late), "strategy=sync", "gradients of 'net' have changed since"),
         (
             in_loop(lambda trainer, site: (site.reduce(), trainer.step())),
@@ -554,6 +559,26 @@ def test_a_script_that_goes_wrong_is_told_so(
     train: Callable[[Trainer], object], words: str, says: str, tmp_path: Path
 ) -> None:
     assert says in refused(tmp_path, train, *words.split())
+
+
+@pytest.mark.parametrize("state", ["average", "keep"])
+def test_a_script_whose_moments_merge_has_its_own_rate_and_decay(
+    state: str, tmp_path: Path
+) -> None:
+    def train(_: object) -> None:
+        trainer = Trainer("adamw")
+        params = trainer.net.parameters()
+        trainer.optimizer = torch.optim.AdamW(params, 3e-4, (0.8, 0.99), weight_decay=0.02)
+        trainer.scheduler = torch.optim.lr_scheduler.ConstantLR(trainer.optimizer)
+        loop(trainer)
+
+    words = ["inner.net.name=adamw", "inner.net.beta2=0.99", f"inner.net.state={state}"]
+    if state == "keep":
+        with pytest.raises(ConfigError, match=r"beta2 = 0.99 has no effect: a script makes its"):
+            asked("strategy=diloco", *words)
+        return
+    run = simulate(asked("strategy=diloco", *words), tmp_path, train=train)
+    assert "net/0.0.weight|exp_avg_sq" in run.model.state
 
 
 def test_under_sync_reduce_clips_as_the_coordinator_does(tmp_path: Path) -> None:
