@@ -118,8 +118,14 @@ class Agreement:
         self.agreed: Claim | None = None
         """What the run was started with, or will be."""
 
-    def claim(self, claim: Claim) -> Claim:
-        """One as it is compared: where the run has steps of its own, a script's say nothing."""
+    def claim(self, claim: Claim, checkpoint: int = 0) -> Claim:
+        """One as it is compared: where the run has steps of its own, a script's say nothing.
+
+        Nor do initial weights of who comes back with a checkpoint, and takes over the run's: a
+        script may have loaded its own.
+        """
+        if checkpoint and (agreed := self.agreed):
+            claim = claim._replace(initial_sha256=agreed.initial_sha256)
         return claim._replace(num_steps=0) if self._has_steps else claim
 
     def objection(self, site: str, claim: Claim) -> str:

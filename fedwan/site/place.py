@@ -338,8 +338,9 @@ class Place:
             return self.can_repeat and not is_over and list(versions) == [newest + 1]
 
         self.is_behind = is_behind(versions)
-        if not any(versions) or (self.is_behind and not newest):
-            return wire.DownloadHeader(), None  # those of version 0, which it holds
+        # Of version 0 it holds those that were compared: of who has a checkpoint they are not.
+        if not newest and (not any(versions) or self.is_behind):
+            return wire.DownloadHeader(), None
         header = self._bring(versions, newest)
         if not self.is_behind and is_behind(self.versions):  # the update came out since Join
             self.is_behind = True

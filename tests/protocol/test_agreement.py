@@ -132,3 +132,15 @@ def test_where_the_run_has_steps_of_its_own_a_script_s_are_not_compared() -> Non
     for site, steps in zip(NAMES, (100, 200), strict=False):
         assert not agreement.hear(site, agreement.claim(claim(num_steps=steps)))
     assert agreement.agreed == claim(num_steps=0)
+
+
+def test_who_comes_back_with_a_checkpoint_may_have_loaded_other_weights_but_no_frozen_ones() -> (
+    None
+):
+    agreement, other = Agreement(NAMES, 1), "2" * 64
+    assert agreement.claim(claim(initial_sha256=other), 3) == claim(initial_sha256=other)
+    agreement.hear("s1", claim())
+    assert agreement.claim(claim(initial_sha256=other), 3) == claim()
+    assert agreement.claim(claim(initial_sha256=other)) == claim(initial_sha256=other)
+    frozen = agreement.claim(claim(initial_sha256=other, frozen_sha256=other), 3)
+    assert "frozen networks hash to" in agreement.objection("s2", frozen)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import fedwan
+from fedwan import simulation
 from fedwan.coordinator.model import GlobalModel
 from fedwan.errors import ConfigError, UserError
 from fedwan.link import wire_pb2 as wire
@@ -24,6 +25,7 @@ from fedwan.site import alone, quality
 from fedwan.site.alone import Alone
 from fedwan.site.assignment import VARIABLE, Outcome
 from fedwan.site.site import Site
+from fedwan.site.stub import CoordinatorStub
 from fedwan.state import State, hash_state
 from tests.site.support import Batches, Masters, asked, network
 from tests.support import same_bits
@@ -173,6 +175,50 @@ def test_a_killed_site_s_masters_are_those_of_the_weights_that_it_goes_on_with(
     )
     assert kept[0] == 0 and all(kept[1:]), "the second process goes on from a checkpoint"
     assert run.totals.rejoins == 1
+
+
+def leave_before_sending(monkeypatch: pytest.MonkeyPatch) -> Absence:
+    """At version 0, with a checkpoint of version 1."""
+
+    def send(self: CoordinatorStub, payload: Any, header: wire.UploadHeader) -> wire.Receipt:
+        if header.kind == wire.UploadHeader.CONTRIBUTION and not left:
+            left.append(True)
+            raise simulation._Left
+        return real(self, payload, header)
+
+    left: list[bool] = []
+    real = CoordinatorStub.send_contribution
+    monkeypatch.setattr(CoordinatorStub, "send_contribution", send)
+    return Absence(2.0, 0.0)
+
+
+@pytest.mark.parametrize("strategy", ["diloco", "streaming_diloco stream.tau=0"])
+@pytest.mark.parametrize("leave", [lambda _: Absence(0.5, 0.5), leave_before_sending])
+def test_a_script_that_goes_on_from_a_checkpoint_of_its_own_takes_over_the_run_s_weights(
+    leave: Callable[[pytest.MonkeyPatch], Absence],
+    strategy: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(folder: Path, **absences: Absence) -> simulation.SimulatedRun:
+        kept: State = {}
+
+        def train(_: object) -> None:
+            trainer = Trainer("adamw")
+            trainer.net.load_state_dict(kept, strict=False)
+            loop(trainer, step_and_keep)
+
+        def step_and_keep(trainer: Trainer, site: Any) -> None:
+            site.log(loss=trainer.step())
+            kept.update({n: v.clone() for n, v in trainer.net.state_dict().items()})
+
+        config = asked("steps=8", "h=4", *f"strategy={strategy}".split())
+        return simulate(config, folder, train=train, absences=absences)
+
+    whole = run(tmp_path / "a").model.state
+    again = run(tmp_path / "b", s1=leave(monkeypatch))
+    assert set(again.site_sha256.values()) == {hash_state(again.model.state)}
+    assert "stream" in strategy or same_bits(whole, again.model.state)
 
 
 def by_data(trainer: Trainer) -> None:
