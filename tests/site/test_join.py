@@ -360,6 +360,15 @@ def share(trainer: Trainer) -> None:
     trainer.join(steps=4, networks={"d": trainer.net, "q": head})
 
 
+class Unstateful(Batches):
+    """As accelerate's loader is, unless it was asked otherwise."""
+
+    use_stateful_dataloader = False
+
+    def state_dict(self) -> dict[str, Tensor]:
+        raise AttributeError("dl_state_dict")
+
+
 ALONE_TOO: list[tuple[Callable[[Trainer], object] | dict[str, Any], str]] = [
     ({"evaluate": lambda seed: 0.5}, "evaluate returned a float; return numbers by name"),
     ({"evaluate": lambda seed: {"fd": torch.ones(2)}}, "evaluate returned a Tensor as 'fd'"),
@@ -396,6 +405,10 @@ ALONE_TOO: list[tuple[Callable[[Trainer], object] | dict[str, Any], str]] = [
     ),
     ({"kinds": {"nett": "regression"}}, "kinds['nett'] = 'regression': trained are net"),
     ({"kinds": {"net": "regresion"}}, "kinds are adversarial and regression"),
+    (
+        {"state": {"loader": Unstateful()}},
+        "state['loader'] is a loader of accelerate's without a state_dict(); give Accelerator(",
+    ),
     ({"state": {"loader": 3}}, "state['loader'] is a int, which has no state_dict"),
     (
         lambda trainer: loop(trainer, lambda trainer, site: next(iter(())), steps=4),
@@ -605,6 +618,27 @@ def test_a_script_that_goes_wrong_is_told_so(
     train: Callable[[Trainer], object], words: str, says: str, tmp_path: Path
 ) -> None:
     assert says in refused(tmp_path, train, *words.split())
+
+
+class Around(torch.optim.Optimizer):
+    """An optimiser around another one, as accelerate has it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    state = property(lambda self: self.optimizer.state)
+    param_groups = property(lambda self: self.optimizer.param_groups)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("words", ["strategy=sync", "strategy=diloco inner.net.state=average"])
+def test_an_optimiser_is_known_by_what_it_is_around(words: str, tmp_path: Path) -> None:
+    def train(_: object) -> None:
+        trainer = Trainer("adamw")
+        trainer.scheduler = None
+        loop(trainer, optimizers={"net": Around(Around(trainer.optimizer))}, state={})
+
+    name = ["inner.net.name=adamw"] * ("average" in words)
+    simulate(asked(*words.split(), *name, "steps=4"), tmp_path, train=train)
 
 
 @pytest.mark.parametrize("state", ["average", "keep"])
