@@ -63,8 +63,9 @@ class SiteHook:
     """What a strategy keeps and does at a site: nothing, but for what a subclass overrides.
 
     So `strategies/scaffnew.py` corrects steps. All methods run in the step loop's thread. Where a
-    network lies in pieces, a hook works on this process's own. Tensors of `state` go into the
-    site's checkpoints, and are put back by writing into them.
+    network lies in pieces, a hook works on this process's own, and writes to local weights within
+    `Replica.following`. Tensors of `state` go into the site's checkpoints, and are put back by
+    writing into them.
     """
 
     state: State
@@ -78,7 +79,7 @@ class SiteHook:
     def before_send(self, fragment: Fragment) -> None:
         """With overlap: a fragment's Δ was taken and is about to leave.
 
-        Local weights may be changed (within `Replica.following`), which steps go on from meanwhile.
+        Local weights may be changed, which steps go on from meanwhile.
         """
 
     def on_update(self, fragment: Fragment, payload: Source, codec: Codec) -> None:

@@ -154,7 +154,7 @@ def test_a_killed_script_takes_the_steps_that_it_would_have_taken_and_fetches_no
     assert torch.equal(next(first.batches)[0], next(second.batches)[0])
 
 
-@pytest.mark.parametrize("strategy", ["streaming_diloco", "diloco"])
+@pytest.mark.parametrize("strategy", ["streaming_diloco", "diloco", "scaffnew", "eager_diloco"])
 def test_a_killed_site_s_masters_are_those_of_the_weights_that_it_goes_on_with(
     strategy: str, tmp_path: Path
 ) -> None:
