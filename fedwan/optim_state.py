@@ -118,7 +118,7 @@ class NamedOptimizers:
     def groups(self) -> dict[str, list[dict[str, Any]]]:
         """Settings of each optimiser's parameter groups, learning rates among them.
 
-        At last, by parameter, the numbers that it keeps.
+        At last, by parameter, the numbers that it keeps, and by no name what else it gives.
         """
         kept: dict[str, list[dict[str, Any]]] = {}
         for key, optimizer in self.optimizers.items():
@@ -127,6 +127,9 @@ class NamedOptimizers:
                 for param in _held(optimizer)
                 if (state := optimizer.state.get(param))
             }
+            given = optimizer.state_dict()
+            if more := {k: v for k, v in given.items() if k not in ("state", "param_groups")}:
+                numbers[""] = more
             groups = optimizer.param_groups
             settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
             kept[key] = [*settings, numbers]
@@ -141,6 +144,10 @@ class NamedOptimizers:
                     f"optimizers[{key!r}] had {len(saved)} groups of parameters in the checkpoint "
                     f"and has {len(optimizer.param_groups)}; add groups before fedwan.join"
                 )
+            if more := numbers.pop("", {}):
+                moments = dict(optimizer.state)  # torch rounds them to their parameters' dtype
+                optimizer.load_state_dict(optimizer.state_dict() | more)
+                optimizer.state.update(moments)
             for group, values in zip(optimizer.param_groups, saved, strict=True):
                 group.update(values)
             for name, values in numbers.items():

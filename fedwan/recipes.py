@@ -152,8 +152,11 @@ def require_script(page: ModuleType, config: Config) -> None:
     And where it does not, settings of theirs that would have no effect.
     """
     is_own = bool(followed(declared(page)[0], ["inner.*.name=own"]))
-    keys = "lr schedule beta2 weight_decay clip_norm".split()
-    own = tuple(Needs(f"inner.*.{key}", lambda c, _: False, "a recipe") for key in keys)
+    keys = "lr schedule weight_decay clip_norm".split()
+    own = (
+        *(Needs(f"inner.*.{key}", lambda c, _: False, "a recipe") for key in keys),
+        Needs("inner.*.beta2", lambda c, n: c.inner[n].state == "average", "a recipe"),
+    )
     if is_own and (lines := unmet(config, own)):
         text = "has no effect: a script makes its optimisers itself; leave it out, and set it there"
         raise ConfigError("\n".join(f"{line.partition(' needs')[0]} {text}" for line in lines))

@@ -63,8 +63,9 @@ class SiteHook:
     """What a strategy keeps and does at a site: nothing, but for what a subclass overrides.
 
     So `strategies/scaffnew.py` corrects steps. All methods run in the step loop's thread. Where a
-    network lies in pieces, a hook works on this process's own. Tensors of `state` go into the
-    site's checkpoints, and are put back by writing into them.
+    network lies in pieces, a hook works on this process's own, and writes to local weights within
+    `Replica.following`. Tensors of `state` go into the site's checkpoints, and are put back by
+    writing into them.
     """
 
     state: State

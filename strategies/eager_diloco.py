@@ -81,8 +81,10 @@ class LookAhead(SiteHook):
             value = torch.add(local(self._replica.base[name]), moved, alpha=-part.share)
             if name in self._push:
                 value.add_(self._push[name])
-            live.copy_(value)
             estimates[name] = value
+        with self._replica.following(estimates):
+            for name, value in estimates.items():
+                local(self._replica.live[name]).copy_(value)
         self._estimates[fragment.index] = estimates
 
     @torch.no_grad()
@@ -92,12 +94,13 @@ class LookAhead(SiteHook):
         if landing.is_replaced:
             return False
         replica = self._replica
-        for name in fragment.layout:
-            base, live = local(replica.base[name]), local(replica.live[name])
-            if name in estimates:
-                live.add_(torch.sub(base, estimates[name]))
-            else:
-                live.copy_(base)
+        with replica.following(fragment.layout):
+            for name in fragment.layout:
+                base, live = local(replica.base[name]), local(replica.live[name])
+                if name in estimates:
+                    live.add_(torch.sub(base, estimates[name]))
+                else:
+                    live.copy_(base)
         return True
 
     def on_update(self, fragment: Fragment, payload: Source, codec: Codec) -> None:

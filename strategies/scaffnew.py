@@ -104,8 +104,9 @@ class ControlVariates(SiteHook):
     @torch.no_grad()
     def after_step(self) -> None:
         """L ← l + e + c, once after every step."""
-        for weights, added in self._pairs:
-            torch._foreach_add_(weights, added)
+        with self._replica.following(self.variates):
+            for weights, added in self._pairs:
+                torch._foreach_add_(weights, added)
 
     @torch.no_grad()
     def on_land(self, fragment: Fragment, landing: Landing) -> bool:

@@ -38,12 +38,37 @@ class Counting(torch.optim.Optimizer):
                 param -= group["lr"] * state["sum"] / (state["size"] * state["step"])
 
 
+class Remembering(torch.optim.Optimizer):
+    """Has more to say in `state_dict` than torch, and masters that torch would round."""
+
+    num_steps = 0
+
+    def __init__(self, params: Iterable[Any]) -> None:
+        super().__init__(params, {"lr": 1e-2})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.num_steps += 1
+        for group in self.param_groups:
+            for param in group["params"]:
+                held = self.state[param].setdefault("held", param.double())
+                param.copy_(held.sub_(group["lr"] / self.num_steps * param.grad))
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"num_steps": self.num_steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.num_steps = state_dict.pop("num_steps")
+        super().load_state_dict(state_dict)
+
+
 MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adam": lambda p: torch.optim.Adam(p, lr=1e-2),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, amsgrad=True),
     "sgd": lambda p: torch.optim.SGD(p, lr=1e-2),
     "counting": Counting,
     "momentum": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9),
+    "remembering": Remembering,
 }
 
 
@@ -81,6 +106,7 @@ def test_a_resumed_optimiser_goes_on_bit_for_bit_in_any_order_of_parameters(
     train(network, named, range(4, 8))
     train(again, other, range(4, 8))
     assert same_bits(state_of({"g": network}), state_of({"g": again}))
+    assert same_bits(named.state(), other.state())
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ class Servicer(Federation):
     def join(self, site: str, hello: wire.Hello) -> wire.Welcome:
         try:
             bound(hello, self.passed_s())
-            claim = self.agreement.claim(Claim.of(hello))  # before the lock
+            claim = self.agreement.claim(Claim.of(hello), hello.checkpoint)  # before the lock
             if self.masking and (problem := self.masking.objection(site, hello.card)):
                 raise PayloadError(problem)
             objection = self.agreement.objection(site, claim)

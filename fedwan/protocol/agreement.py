@@ -119,11 +119,15 @@ class Agreement:
         self.agreed: Claim | None = None
         """What the run was started with, or will be."""
 
-    def claim(self, claim: Claim) -> Claim:
+    def claim(self, claim: Claim, checkpoint: int = 0) -> Claim:
         """One as it is compared: where the run has steps of its own, a script's say nothing.
 
-        Of equal ones the first that was heard: layouts of megabytes are compared, and kept, once.
+        Nor do initial weights of who comes back with a checkpoint, and takes over the run's: a
+        script may have loaded its own. Of equal ones the first that was heard: layouts of megabytes
+        are compared, and kept, once.
         """
+        if checkpoint and (agreed := self.agreed):
+            claim = claim._replace(initial_sha256=agreed.initial_sha256)
         if self._has_steps:
             claim = claim._replace(num_steps=0)
         return next((c for c in (self.agreed, *list(self._claims.values())) if c == claim), claim)

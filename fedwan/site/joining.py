@@ -97,6 +97,7 @@ def join(
         if call is not None and not callable(call):
             raise UserError(f"{what} is a {type(call).__name__}; give a function")
     modules = {name: _unwrapped(module) for name, module in networks.items()}
+    optimizers = {name: _optimizer_in(wrapper) for name, wrapper in optimizers.items()}
     try:
         trained = _trained(modules, optimizers, kinds or {})
         script = Script(modules, optimizers, trained, state or {}, steps, evaluate, sample)
@@ -143,6 +144,13 @@ def _check(networks: Any, optimizers: Any, state: Any, kinds: Any, steps: Any) -
             raise UserError(
                 f"state[{name!r}] is a {type(value).__name__}, which has no state_dict and "
                 "load_state_dict; give an object with both, such as a scheduler"
+            )
+        # To ask a loader for its state may begin its epoch, so that accelerate's is known by this.
+        if getattr(value, "use_stateful_dataloader", True) is False:
+            raise UserError(
+                f"state[{name!r}] is a loader of accelerate's without a state_dict(); give "
+                "Accelerator(dataloader_config=DataLoaderConfiguration(use_stateful_dataloader="
+                "True)), or take fedwan.data.Loader"
             )
     if isinstance(steps, bool) or not isinstance(steps, int) or not 0 <= steps < 1 << 31:
         raise UserError(f"steps = {steps!r} is no number of steps; give an int, as in steps=2000")
@@ -250,6 +258,15 @@ def _unwrapped(module: nn.Module) -> nn.Module:
         if inner is None:
             return module
         module = inner
+
+
+def _optimizer_in(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimiser itself, where one is around it that has no state of its own: accelerate's."""
+    while True:
+        inner = getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, torch.optim.Optimizer) or inner.state is not optimizer.state:
+            return optimizer
+        optimizer = inner
 
 
 def _trained(

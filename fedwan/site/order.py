@@ -113,7 +113,7 @@ def _check_optimizers(
     """
     for network, inner in config.inner.items():
         for name in held.of_network(network):
-            text = difference(inner, script.optimizers[name])
+            text = difference(inner, script.optimizers[name], is_stepped=does_step)
             if text and (does_step or inner.state == "average"):
                 what = "the coordinator steps as well" if does_step else "sites' moments merge"
                 raise UserError(

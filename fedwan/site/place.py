@@ -338,8 +338,9 @@ class Place:
             return self.can_repeat and not is_over and list(versions) == [newest + 1]
 
         self.is_behind = is_behind(versions)
-        if not any(versions) or (self.is_behind and not newest):
-            return wire.DownloadHeader(), None  # those of version 0, which it holds
+        # Of version 0 it holds those that were compared: of who has a checkpoint they are not.
+        if not newest and (not any(versions) or self.is_behind):
+            return wire.DownloadHeader(), None
         header = self._bring(versions, newest)
         if not self.is_behind and is_behind(self.versions):  # the update came out since Join
             self.is_behind = True
@@ -360,7 +361,8 @@ class Place:
         is_missed &= not is_known or is_merged(header, version - 1, version)
         found = None
         if usable or is_start:
-            found = self.checkpoints.load(usable, is_missed or is_start, is_start)
+            # Its weights too, where others take their place: a copy in an optimiser follows.
+            found = self.checkpoints.load(usable, not self.is_mirrored, is_start)
         if found is not None and is_missed:
             # The hook learns from it: the local weights still are the predecessor's.
             (fragment,) = self.fragments
@@ -371,7 +373,7 @@ class Place:
             found = found._replace(owed=found.residual)  # it was not merged: nothing was paid
         # Where the update was made of its weights alone, what it left are the global ones.
         has_all = (is_missed and header.is_own) or (is_start and usable == version)
-        if is_begun and not has_all:
+        if (is_begun or found is not None) and not has_all:
             replica.adopt()
         self._take_over(self.versions, found)
         self.renew(header, self.fragments, usable)

@@ -12,6 +12,8 @@ steps make these, for which the networks are in fp32.
 from __future__ import annotations
 
 import hashlib
+import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -43,8 +45,12 @@ from fedwan.state import (
 from fedwan.workloads.home import staying_home
 from fedwan.workloads.optim import averaged, is_moment, model_name, moment_layout
 
+log = logging.getLogger(__name__)
+
 _OWN = "own:"
 """Before the name of a tensor that never travels, in a checkpoint."""
+_NEAR = 0.3
+"""Of the weights' norm; a moment that has nothing to do with them is at least 1 away."""
 
 
 class Replica:
@@ -91,6 +97,8 @@ class Replica:
         """What is this site's own (excluded tensors, spectral norm's vectors), sharing memory."""
         layout = layout_of(self.trained, home)
         self.layout: Layout = dict(sorted((layout | moment_layout(layout, self._config)).items()))
+        self._apart: set[str] = set()
+        """What optimisers keep by `optimizer:field`, and is no copy of the weights."""
         self.group.agree("networks", hashlib.sha256(layout_to_json(layout).encode()).hexdigest())
         self._share_moments()
         if is_mirrored:
@@ -188,6 +196,55 @@ class Replica:
         if wanted := {name for name in names if network_of(name) in forgetful}:
             self.inner.forget(wanted)
 
+    @contextmanager
+    def following(self, names: Iterable[str]) -> Iterator[None]:
+        """While these local weights are written to; copies that optimisers keep of them follow.
+
+        Such as masters in fp32 of weights in bf16, which the next step would put back. Meanwhile
+        they hold what they differ by, so that it takes no memory.
+        """
+        copies = self._copies(set(names))
+        for live, copy in copies:
+            copy.sub_(live.to(copy.device))
+        try:
+            yield
+        finally:
+            for live, copy in copies:
+                now = live.to(copy.device)
+                copy.add_(now)
+                # Where another exponent rounds otherwise: next time it is to be known again.
+                copy.copy_(torch.where(copy.to(now.dtype) == now, copy, now))
+
+    def _copies(self, names: set[str]) -> list[tuple[Tensor, Tensor]]:
+        """Of these, local weights and a copy that is kept, but for what is rounded away.
+
+        Decided by field, for all parameters at once: what was another value once is no copy.
+        """
+        fields: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
+        for moment, value in self.inner.state().items():
+            field, _, name = moment.partition("|")
+            config = self._config.get(network_of(name), InnerConfig())
+            is_wanted = config.state == "keep" and name in names and name in self.live
+            if is_wanted and field not in self._apart and not field.endswith(":step"):
+                fields.setdefault(field, {})[name] = local(self.live[name]), local(value)
+        copies = []
+        for field, named in fields.items():
+            pairs = list(named.values())
+            if all(map(_is_copy, pairs)):
+                # Of zeros nothing is known yet.
+                copies += pairs if any(bool(live.any()) for live, _ in pairs) else []
+            elif all(bool(live.isfinite().all()) for live, _ in pairs):
+                self._apart.add(field)
+                if self.group.rank == 0 and _is_near(pairs):
+                    key, _, kept = field.rpartition(":")
+                    log.warning(
+                        "optimizers[%r] keeps %r, which is close to the weights and does not "
+                        "follow what is merged; if its steps lead there, as those of schedule-free "
+                        "optimisers and Lookahead do, set inner.%s.state=reset",
+                        *(key, kept, network_of(next(iter(named)))),
+                    )
+        return copies
+
     # What leaves ---------------------------------------------------------------------------
 
     def landed_value(self, name: str) -> Tensor:
@@ -283,6 +340,11 @@ class Replica:
 
     def land(self, fragment: Fragment, alpha: float) -> None:
         """L ← α l + (1 - α) g for a fragment's parameters, l ← g for the rest of it."""
+        with self.following(fragment.layout):
+            self._land(fragment, alpha)
+        self.landed(fragment)
+
+    def _land(self, fragment: Fragment, alpha: float) -> None:
         mixed = {name for name in fragment.layout if alpha and self._is_parameter(name)}
         for names in filter(None, (mixed, fragment.layout.keys() - mixed)):
             lives = [local(self.live[name]) for name in names]
@@ -292,7 +354,6 @@ class Replica:
                 torch._foreach_lerp_(lives, cast, 1.0 - alpha)
             else:
                 torch._foreach_copy_(lives, bases)
-        self.landed(fragment)
 
     def landed(self, fragment: Fragment) -> None:
         """A fragment's local weights were written: what follows from them is made anew."""
@@ -309,9 +370,10 @@ class Replica:
     def owe(self, owed: State) -> None:
         """L ← l - e: keep in the local weights what error feedback has not sent yet."""
         names = self.group.lead(lambda: list(owed))
-        for name in names:
-            live = local(self.live[name])
-            live.sub_(self.piece(name, owed.get(name)).to(live.device, live.dtype))
+        with self.following(names):
+            for name in names:
+                live = local(self.live[name])
+                live.sub_(self.piece(name, owed.get(name)).to(live.device, live.dtype))
         if names:
             self._refresh()
 
@@ -340,8 +402,9 @@ class Replica:
 
     def adopt(self) -> None:
         """Have the global weights as the local ones, too."""
-        for name, live in self.live.items():
-            local(live).copy_(local(self.base[name]))
+        with self.following(self.live):
+            for name, live in self.live.items():
+                local(live).copy_(local(self.base[name]))
         self._refresh()
         self._forget_moments(self.layout)
 
@@ -451,6 +514,19 @@ def _named(networks: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
     for network, module in networks.items():
         for name, tensor in [*module.named_buffers(), *module.named_parameters()]:
             yield f"{network}/{name}", tensor
+
+
+def _is_copy(pair: tuple[Tensor, Tensor]) -> bool:
+    live, value = pair
+    return value.shape == live.shape and torch.equal(value.to(live), live)
+
+
+def _is_near(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Whether values are of their weights' shapes, and closer to them than other tensors are."""
+    if any(value.shape != live.shape or not value.is_floating_point() for live, value in pairs):
+        return False
+    apart = [float(torch.dist(value.to(live).float(), live.float())) for live, value in pairs]
+    return math.hypot(*apart) < _NEAR * math.hypot(*(float(live.norm()) for live, _ in pairs))
 
 
 def _marks(state: State) -> dict[str, tuple[int, int]]:

@@ -28,6 +28,8 @@ from fedwan.workloads.precision import full_dtype
 
 _HOW = ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
 """Of an optimiser's settings, those that do not say what a step comes to."""
+_MOMENTS = ("betas", "momentum", "amsgrad")
+"""Those that say which moments it keeps."""
 
 
 def build_optimizer(config: InnerConfig, params: Iterable[Tensor]) -> torch.optim.Optimizer:
@@ -187,15 +189,29 @@ def _zero(field: str, param: Tensor) -> Tensor:
     return torch.zeros_like(param, dtype=dtype).detach()
 
 
-def difference(config: InnerConfig, optimizer: torch.optim.Optimizer) -> str:
-    """What sets an optimiser apart from the one that the settings describe; empty if nothing."""
+def difference(
+    config: InnerConfig, optimizer: torch.optim.Optimizer, *, is_stepped: bool = True
+) -> str:
+    """What sets an optimiser apart from the one that the settings describe; empty if nothing.
+
+    Unless somebody else steps by the settings, which moments there are, and what they mean.
+    """
     if config.name == "own":
         return f"it is {type(optimizer).__name__}, which no setting tells"
     described = build_optimizer(config, [torch.zeros(1, requires_grad=True)])
     if type(optimizer).__name__ != type(described).__name__:
         return f"it is {type(optimizer).__name__}, the settings say {config.name!r}"
     for name, value in described.defaults.items():
-        for group in optimizer.param_groups if name not in _HOW else ():
-            if group.get(name) != value:
-                return f"its {name} is {group.get(name)}, the settings say {value}"
+        if name in _HOW or not (is_stepped or name in _MOMENTS):
+            continue
+        for group in optimizer.param_groups:
+            given = group.get(name)
+            if given != value if is_stepped else _meaning(given) != _meaning(value):
+                return f"its {name} is {given}, the settings say {value}"
     return ""
+
+
+def _meaning(setting: Any) -> tuple[Any, ...]:
+    """Of betas or a momentum: whether there is a first moment, and what the second one is of."""
+    first, *rest = setting if isinstance(setting, tuple) else (setting,)
+    return first > 0, *rest

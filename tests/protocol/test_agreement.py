@@ -140,3 +140,15 @@ def test_equal_claims_are_one_object_whoever_makes_them() -> None:
         agreement.hear(name, agreement.claim(claim()))
     assert len({*map(id, agreement._claims.values())}) == 1
     assert agreement.claim(other := claim(num_steps=7)) is other
+
+
+def test_who_comes_back_with_a_checkpoint_may_have_loaded_other_weights_but_no_frozen_ones() -> (
+    None
+):
+    agreement, other = Agreement(NAMES, 1), "2" * 64
+    assert agreement.claim(claim(initial_sha256=other), 3) == claim(initial_sha256=other)
+    agreement.hear("s1", claim())
+    assert agreement.claim(claim(initial_sha256=other), 3) == claim()
+    assert agreement.claim(claim(initial_sha256=other)) == claim(initial_sha256=other)
+    frozen = agreement.claim(claim(initial_sha256=other, frozen_sha256=other), 3)
+    assert "frozen networks hash to" in agreement.objection("s2", frozen)

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -94,6 +94,24 @@ def cut(net: nn.Sequential, way: str) -> nn.Module:
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         parallelize_module(net, mesh, dict(zip(dense, styles, strict=True)))
     return net
+
+
+class Masters(torch.optim.Optimizer):
+    """Keeps the weights in fp32, and copies them into the network at every step."""
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for param in group["params"]:
+                state, grad = self.state[param], param.grad.float()
+                if not state:
+                    state |= {"master": param.detach().float().clone(), "sum": grad * 0}
+                state["sum"].mul_(0.9).add_(grad)
+                state["master"].sub_(state["sum"], alpha=group["lr"])
+                param.copy_(state["master"])
 
 
 class Ended(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedwan.config import InnerConfig
 from fedwan.errors import PayloadError
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.site.replica import Replica
 from fedwan.site.stub import CoordinatorStub
-from tests.site.support import Ended, Ran, asked, at_site, take_steps
+from tests.site.support import (
+    BATCH,
+    WIDTH,
+    Ended,
+    Masters,
+    Ran,
+    asked,
+    at_site,
+    network,
+    take_steps,
+)
 
 
 def test_what_ended_one_flight_is_told_when_another_makes_the_site_start_over(
@@ -76,3 +88,85 @@ def test_what_half_precision_rounds_away_as_an_update_lands_is_no_step_of_the_si
     replica.land(fragment, 0.0)
     for taken in (replica.delta(fragment), replica.take_delta(fragment, {})):
         assert not any(bool(delta.any()) for delta in taken.values())
+
+
+def stepped(make: Callable[[Any], torch.optim.Optimizer], dtype: torch.dtype) -> tuple[Any, ...]:
+    """A network after a step, its optimiser, and its replica with other global weights."""
+    net = network().to(dtype)
+    optimizer = make(net.parameters())
+    replica = Replica({"net": net}, {"net": optimizer})
+    net(torch.ones(BATCH, WIDTH, dtype=dtype)).square().mean().backward()
+    optimizer.step()
+    for value in replica.base.values():
+        value.mul_(0.7).add_(1e-3)
+    return net, optimizer, replica
+
+
+def land(replica: Replica) -> None:
+    (fragment,) = whole(replica.layout)
+    replica.land(fragment, 0.0)
+
+
+def land_in_part(replica: Replica) -> None:
+    (fragment,) = whole(replica.layout)
+    replica.land(fragment, 0.5)
+
+
+def land_less_what_is_owed(replica: Replica) -> None:
+    land(replica)
+    replica.owe({name: 0.1 * value for name, value in replica.base.items()})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("lands", [land, land_in_part, land_less_what_is_owed, Replica.adopt])
+def test_masters_that_an_optimiser_keeps_follow_what_lands_and_moments_stay(
+    lands: Callable[[Replica], object], dtype: torch.dtype
+) -> None:
+    net, optimizer, replica = stepped(Masters, dtype)
+    before = [param.detach().clone() for param in net.parameters()]
+    for state in optimizer.state.values():
+        state["sum"].fill_(2e-3)
+    lands(replica)
+    landed = [param.detach().clone() for param in net.parameters()]
+    assert not any(map(torch.equal, before, landed))
+    assert all(bool((state["sum"] == 2e-3).all()) for state in optimizer.state.values())
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    assert all(map(torch.equal, landed, net.parameters()))
+
+
+def test_a_master_keeps_what_its_weights_round_away() -> None:
+    net, optimizer, replica = stepped(Masters, torch.bfloat16)
+    held = {p: s["master"].clone() for p, s in optimizer.state.items()}
+    for name, value in replica.base.items():  # lands where the weights are
+        value.copy_(replica.live[name])
+    land(replica)
+    assert all(torch.equal(held[p], s["master"]) for p, s in optimizer.state.items())
+
+
+class Leading(torch.optim.SGD):
+    """Steps lead from a sequence that weights are near to, as schedule-free ones."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        for group in self.param_groups:
+            for param in group["params"]:
+                self.state[param]["z"] = param.detach() * 1.01
+
+
+@pytest.mark.parametrize(
+    ("make", "state", "is_told"),
+    [(Leading, "keep", True), (Leading, "reset", False), (torch.optim.AdamW, "keep", False)],
+)
+def test_weights_that_an_optimiser_goes_on_from_beside_the_live_ones_are_told_once(
+    make: Any, state: str, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, _, replica = stepped(make, torch.float32)
+    replica._config = {"net": InnerConfig(state=state)}
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            land(replica)
+    assert len(caplog.messages) == is_told
+    assert all("keeps 'z', which is close" in m for m in caplog.messages)
+    assert all("set inner.net.state=reset" in m for m in caplog.messages)

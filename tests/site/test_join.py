@@ -16,16 +16,18 @@ import torch
 from torch import Tensor, nn
 
 import fedwan
+from fedwan import simulation
 from fedwan.coordinator.model import GlobalModel
-from fedwan.errors import UserError
+from fedwan.errors import ConfigError, UserError
 from fedwan.link import wire_pb2 as wire
 from fedwan.simulation import Absence, simulate
 from fedwan.site import alone, quality
 from fedwan.site.alone import Alone
 from fedwan.site.assignment import VARIABLE, Outcome
 from fedwan.site.site import Site
+from fedwan.site.stub import CoordinatorStub
 from fedwan.state import State, hash_state
-from tests.site.support import Batches, asked, network
+from tests.site.support import Batches, Masters, asked, network
 from tests.support import same_bits
 
 STEPS = 12
@@ -39,6 +41,7 @@ OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]]
     "adamw_amsgrad": lambda params: torch.optim.AdamW(params, lr=1e-2, amsgrad=True),
     "rmsprop": lambda params: torch.optim.RMSprop(params, lr=1e-3, momentum=0.5),
     "adafactor": lambda params: torch.optim.Adafactor(params, lr=1e-2),
+    "masters": lambda params: Masters(params, lr=0.002),
 }
 
 
@@ -149,6 +152,73 @@ def test_a_killed_script_takes_the_steps_that_it_would_have_taken_and_fetches_no
     assert same_bits(whole, again)
     assert first.scheduler.state_dict() == second.scheduler.state_dict()
     assert torch.equal(next(first.batches)[0], next(second.batches)[0])
+
+
+@pytest.mark.parametrize("strategy", ["streaming_diloco", "diloco", "scaffnew", "eager_diloco"])
+def test_a_killed_site_s_masters_are_those_of_the_weights_that_it_goes_on_with(
+    strategy: str, tmp_path: Path
+) -> None:
+    """Under `streaming_diloco` these are the run's, and not those of its checkpoint."""
+    kept: list[int] = []
+
+    def body(trainer: Trainer, site: Any) -> None:
+        state = trainer.optimizer.state
+        kept.append(len(state))
+        assert all(torch.equal(state[param]["master"], param) for param in state)
+        site.log(loss=trainer.step())
+
+    config = asked("steps=16", f"strategy={strategy}", "h=4")
+    run = simulate(
+        *(config, tmp_path),
+        train=lambda _: loop(Trainer("masters"), body),
+        absences={"s1": Absence(0.5, 0.5)},
+    )
+    assert kept[0] == 0 and all(kept[1:]), "the second process goes on from a checkpoint"
+    assert run.totals.rejoins == 1
+
+
+def leave_before_sending(monkeypatch: pytest.MonkeyPatch) -> Absence:
+    """At version 0, with a checkpoint of version 1."""
+
+    def send(self: CoordinatorStub, payload: Any, header: wire.UploadHeader) -> wire.Receipt:
+        if header.kind == wire.UploadHeader.CONTRIBUTION and not left:
+            left.append(True)
+            raise simulation._Left
+        return real(self, payload, header)
+
+    left: list[bool] = []
+    real = CoordinatorStub.send_contribution
+    monkeypatch.setattr(CoordinatorStub, "send_contribution", send)
+    return Absence(2.0, 0.0)
+
+
+@pytest.mark.parametrize("strategy", ["diloco", "streaming_diloco stream.tau=0"])
+@pytest.mark.parametrize("leave", [lambda _: Absence(0.5, 0.5), leave_before_sending])
+def test_a_script_that_goes_on_from_a_checkpoint_of_its_own_takes_over_the_run_s_weights(
+    leave: Callable[[pytest.MonkeyPatch], Absence],
+    strategy: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(folder: Path, **absences: Absence) -> simulation.SimulatedRun:
+        kept: State = {}
+
+        def train(_: object) -> None:
+            trainer = Trainer("adamw")
+            trainer.net.load_state_dict(kept, strict=False)
+            loop(trainer, step_and_keep)
+
+        def step_and_keep(trainer: Trainer, site: Any) -> None:
+            site.log(loss=trainer.step())
+            kept.update({n: v.clone() for n, v in trainer.net.state_dict().items()})
+
+        config = asked("steps=8", "h=4", *f"strategy={strategy}".split())
+        return simulate(config, folder, train=train, absences=absences)
+
+    whole = run(tmp_path / "a").model.state
+    again = run(tmp_path / "b", s1=leave(monkeypatch))
+    assert set(again.site_sha256.values()) == {hash_state(again.model.state)}
+    assert "stream" in strategy or same_bits(whole, again.model.state)
 
 
 def by_data(trainer: Trainer) -> None:
@@ -290,6 +360,15 @@ def share(trainer: Trainer) -> None:
     trainer.join(steps=4, networks={"d": trainer.net, "q": head})
 
 
+class Unstateful(Batches):
+    """As accelerate's loader is, unless it was asked otherwise."""
+
+    use_stateful_dataloader = False
+
+    def state_dict(self) -> dict[str, Tensor]:
+        raise AttributeError("dl_state_dict")
+
+
 ALONE_TOO: list[tuple[Callable[[Trainer], object] | dict[str, Any], str]] = [
     ({"evaluate": lambda seed: 0.5}, "evaluate returned a float; return numbers by name"),
     ({"evaluate": lambda seed: {"fd": torch.ones(2)}}, "evaluate returned a Tensor as 'fd'"),
@@ -326,6 +405,10 @@ ALONE_TOO: list[tuple[Callable[[Trainer], object] | dict[str, Any], str]] = [
     ),
     ({"kinds": {"nett": "regression"}}, "kinds['nett'] = 'regression': trained are net"),
     ({"kinds": {"net": "regresion"}}, "kinds are adversarial and regression"),
+    (
+        {"state": {"loader": Unstateful()}},
+        "state['loader'] is a loader of accelerate's without a state_dict(); give Accelerator(",
+    ),
     ({"state": {"loader": 3}}, "state['loader'] is a int, which has no state_dict"),
     (
         lambda trainer: loop(trainer, lambda trainer, site: next(iter(())), steps=4),
@@ -494,6 +577,11 @@ NO_REDUCE = in_loop(lambda trainer, site: trainer.step())
             "strategy=diloco inner.net.name=adam inner.net.state=average",
             "is not the one that sites' moments merge: it is AdamW, the settings say 'adam'",
         ),
+        (
+            NO_REDUCE,
+            "strategy=diloco inner.net.name=adamw inner.net.beta2=0.99 inner.net.state=average",
+            "its betas is (0.9, 0.999), the settings say (0.9, 0.99); make them agree",
+        ),
         (in_loop(clip_late), "strategy=sync", "gradients of 'net' have changed since"),
         (
             in_loop(lambda trainer, site: (site.reduce(), trainer.step())),
@@ -541,6 +629,47 @@ def test_a_script_that_goes_wrong_is_told_so(
     train: Callable[[Trainer], object], words: str, says: str, tmp_path: Path
 ) -> None:
     assert says in refused(tmp_path, train, *words.split())
+
+
+class Around(torch.optim.Optimizer):
+    """An optimiser around another one, as accelerate has it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    state = property(lambda self: self.optimizer.state)
+    param_groups = property(lambda self: self.optimizer.param_groups)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("words", ["strategy=sync", "strategy=diloco inner.net.state=average"])
+def test_an_optimiser_is_known_by_what_it_is_around(words: str, tmp_path: Path) -> None:
+    def train(_: object) -> None:
+        trainer = Trainer("adamw")
+        trainer.scheduler = None
+        loop(trainer, optimizers={"net": Around(Around(trainer.optimizer))}, state={})
+
+    name = ["inner.net.name=adamw"] * ("average" in words)
+    simulate(asked(*words.split(), *name, "steps=4"), tmp_path, train=train)
+
+
+@pytest.mark.parametrize("state", ["average", "keep"])
+def test_a_script_whose_moments_merge_has_its_own_rate_and_decay(
+    state: str, tmp_path: Path
+) -> None:
+    def train(_: object) -> None:
+        trainer = Trainer("adamw")
+        params = trainer.net.parameters()
+        trainer.optimizer = torch.optim.AdamW(params, 3e-4, (0.8, 0.99), weight_decay=0.02)
+        trainer.scheduler = torch.optim.lr_scheduler.ConstantLR(trainer.optimizer)
+        loop(trainer)
+
+    words = ["inner.net.name=adamw", "inner.net.beta2=0.99", f"inner.net.state={state}"]
+    if state == "keep":
+        with pytest.raises(ConfigError, match=r"beta2 = 0.99 has no effect: a script makes its"):
+            asked("strategy=diloco", *words)
+        return
+    run = simulate(asked("strategy=diloco", *words), tmp_path, train=train)
+    assert "net/0.0.weight|exp_avg_sq" in run.model.state
 
 
 def test_under_sync_reduce_clips_as_the_coordinator_does(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from fedwan.simulation import RUN_ID, simulate
 from fedwan.site.assignment import read_outcome
 from fedwan.site.group import Group, local, open_group
 from fedwan.site.recipe import take_part
+from fedwan.site.replica import Replica
 from fedwan.site.site import Membership, Site
 from fedwan.state import State, hash_state
 from tests.site.support import (
@@ -37,6 +38,7 @@ from tests.site.support import (
     WIDTH,
     Ended,
     Failure,
+    Masters,
     Processes,
     Ran,
     Served,
@@ -174,6 +176,24 @@ def test_a_buffer_that_takes_another_one_s_place_travels_where_parameters_are_cu
 ) -> None:
     first, second = pair.run(at_site, asked("strategy=diloco"), tmp_path, seeing)
     assert first.ended == second.ended == first.state["net/seen"].tolist() != [0.0] * WIDTH
+
+
+def land_on_masters() -> list[bool]:
+    net = cut(network().bfloat16(), "fsdp")
+    optimizer = Masters(net.parameters())
+    replica = Replica({"net": net}, {"net": optimizer}, group=open_group())
+    net(torch.ones(2, WIDTH, dtype=torch.bfloat16)).square().mean().backward()
+    optimizer.step()
+    for value in replica.base.values():
+        value.mul_(0.7)
+    replica.adopt()
+    masters = [state["master"].to_local().bfloat16() for state in optimizer.state.values()]
+    landed = [param.to_local() for param in net.parameters()]  # type: ignore[operator]
+    return [torch.equal(*both) for both in zip(masters, landed, strict=True)]
+
+
+def test_pieces_of_masters_follow_what_lands(pair: Processes) -> None:
+    assert all(len(equal) == 8 and all(equal) for equal in pair.run(land_on_masters))
 
 
 # What the coordinator asks -----------------------------------------------------------------------
