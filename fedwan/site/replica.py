@@ -316,9 +316,9 @@ class Replica:
                 local(self.live[name]).copy_(piece_like(value, self.live[name]))
                 continue
             param = self.inner.params[name]
-            # A clone: clipping writes to it, and what it came from must not change. A new tensor:
-            # the old one may lie otherwise than its parameter, as sums that are still to be taken.
-            param.grad = placed(value.detach().clone().to(param.dtype), param, is_whole=True)
+            # A new tensor: the old one may lie otherwise than its parameter, as sums that are still
+            # to be taken.
+            param.grad = placed(value.to(param.dtype), param, is_whole=True)
 
     def load_base(self, weights: State | None) -> None:
         """Set the global weights and leave the local ones."""
