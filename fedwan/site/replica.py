@@ -440,6 +440,17 @@ def _named(networks: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
             yield f"{network}/{name}", tensor
 
 
-def _marks(state: State) -> dict[str, tuple[int, int]]:
-    """What tells whether a tensor was written to."""
-    return {n: (local(value).data_ptr(), value._version) for n, value in state.items()}
+def _marks(state: State) -> dict[str, tuple[int, int, int]]:
+    """What tells whether a tensor was written to; less than a forward pass, 0.1 s a GB on a CPU.
+
+    Its version alone does not: writes by `.data` and by fused optimisers leave that as it is.
+    """
+    sums = {name: _sum_of_bits(local(value)) for name, value in state.items()}
+    return {n: (local(v).data_ptr(), v._version, int(sums[n])) for n, v in state.items()}
+
+
+def _sum_of_bits(value: Tensor) -> Tensor:
+    """A tensor's values as integers, added up in their own width: one pass, and no copy."""
+    real = torch.view_as_real(value) if value.is_complex() else value
+    dtype = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[real.element_size()]
+    return real.view(dtype).sum(dtype=dtype)
