@@ -75,8 +75,8 @@ class Replica:
         names = {network_of(name) for name in held}
         self.trained = {n: m for n, m in networks.items() if n in names}
         frozen = {n: m for n, m in networks.items() if n not in names}
-        self._networks = list(networks.values())
-        modules = [module for network in self._networks for module in network.modules()]
+        self._networks = networks
+        modules = [module for network in networks.values() for module in network.modules()]
         self._children = [module._modules for module in modules]
         self._tables = [t for m in modules for t in (m._parameters, m._buffers)]
         self._seen: list[int] = []
@@ -85,10 +85,14 @@ class Replica:
         self.live: State = state_of(self.trained, home)
         stays = {n: t.detach() for n, t in _named(self.trained) if n not in self.live}
         self._fixed = {n: t for n, t in stays.items() if home.get(n) is Role.FROZEN}
+        others = {n: t.detach() for n, t in _named(frozen) if isinstance(t, nn.Parameter)}
+        self._still = self._fixed | others
+        own = stays | {n: t.detach() for n, t in _named(frozen)}
         self.local: State = {
-            n: t for n, t in stays.items() if n not in self._fixed and is_storable(t.dtype)
+            n: t for n, t in own.items() if n not in self._still and is_storable(t.dtype)
         }
-        """What is this site's own (excluded tensors, spectral norm's vectors), sharing memory."""
+        """What is this site's own (excluded tensors, spectral norm's vectors, buffers of frozen
+        networks), sharing memory."""
         layout = layout_of(self.trained, home)
         self.layout: Layout = dict(sorted((layout | moment_layout(layout, self._config)).items()))
         self.group.agree("networks", hashlib.sha256(layout_to_json(layout).encode()).hexdigest())
@@ -99,8 +103,6 @@ class Replica:
         )
         self.initial_sha256 = self._hash(self.base)
         self.frozen_sha256 = self._hash(state_of(frozen) | self._fixed)
-        others = {n: t.detach() for n, t in _named(frozen) if isinstance(t, nn.Parameter)}
-        self._still = self._fixed | others
         self._marks = _marks(self._still)
         self.is_cut = any(is_cut(tensor) for tensor in self.live.values())
         devices = [tensor.device for tensor in self.live.values()]
@@ -117,8 +119,9 @@ class Replica:
         """
         looks = self._looks()
         # Of what is cut, FSDP2 puts other tensors in the parameters' place; buffers stay.
-        for name, tensor in () if looks == self._seen else _named(self.trained):
-            if self.is_cut and isinstance(tensor, nn.Parameter):
+        for name, tensor in () if looks == self._seen else _named(self._networks):
+            is_trained = network_of(name) in self.trained
+            if isinstance(tensor, nn.Parameter) and (self.is_cut or not is_trained):
                 continue
             is_other = (
                 isinstance(tensor, nn.Parameter) and self.inner.params.get(name) is not tensor
@@ -395,7 +398,7 @@ class Replica:
             for name in self.group.lead(lambda: [n for n in weights or {} if not is_moment(n)]):
                 local(self.live[name]).copy_(self.piece(name, (weights or {}).get(name)))
             self._refresh()
-            with evaluating(self._networks):
+            with evaluating(self._networks.values()):
                 yield
         finally:
             for present, value in kept:
