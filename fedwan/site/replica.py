@@ -142,7 +142,8 @@ class Replica:
             raise UserError(
                 f"parameter {min(changed)!r} was frozen when training began (no gradient was "
                 "required, or no optimiser held it), so that it does not travel, and has changed; "
-                "have its optimiser step it from the beginning, or make it a buffer; a network "
+                "let it require a gradient and its optimiser hold it when fedwan.join is called, "
+                "and freeze it afterwards, until it is to move; or make it a buffer; a network "
                 "that only follows goes into `state`, not into `networks`"
             )
 

@@ -405,6 +405,11 @@ def follower(trainer: Trainer) -> None:
     loop(trainer, follow, networks={"net": trainer.net, "ema": ema})
 
 
+def thaw(trainer: Trainer) -> None:
+    trainer.net[0].requires_grad_(False)[-1].requires_grad_(True)  # type: ignore[operator, index]
+    loop(trainer, lambda trainer, site: trainer.net.requires_grad_(True) and trainer.step())
+
+
 def spread(trainer: Trainer) -> None:
     trainer.net.register_buffer("mask", torch.ones(1).expand(4))
     trainer.join()
@@ -515,6 +520,7 @@ NO_REDUCE = in_loop(lambda trainer, site: trainer.step())
         (in_loop(add_late), "strategy=diloco", "'net/scale' was added, replaced or given the"),
         (shrink_late, "strategy=diloco h=1", "'net/seen' was added, replaced or given the shape"),
         (follower, "strategy=diloco", "'ema/0.bias' was frozen when training began"),
+        (thaw, "strategy=diloco", "hold it when fedwan.join is called, and freeze it afterwards"),
         (bars, "strategy=diloco", "tensor 'net/a|b' has a '|' in its name"),
         (
             lambda trainer: trainer.join(optimizers={"a|b": trainer.optimizer}),
