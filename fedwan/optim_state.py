@@ -91,7 +91,8 @@ class NamedOptimizers:
                 raise UserError(
                     f"optimizers[{key!r}] holds a parameter of shape {tuple(param.shape)} that "
                     f"is in none of the networks {networks}; build it from their parameters(), "
-                    "after they were wrapped or sharded, and before fedwan.join"
+                    "after they were wrapped or sharded, and before fedwan.join; a parameter of a "
+                    "loss is to be in one of them, or in one more: nn.ParameterList([parameter])"
                 )
 
     def load(self, flat: Mapping[str, Tensor], *, is_whole: bool = True) -> None:

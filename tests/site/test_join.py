@@ -344,7 +344,12 @@ ALONE_TOO: list[tuple[Callable[[Trainer], object] | dict[str, Any], str]] = [
         "site.log(loss='tensor([0., 0., 0.])') is no number",
     ),
     (past_end, "a step was begun at step 4 of 4, after the end of the run; leave the loop once"),
-    (stray, "holds a parameter of shape (3,) that is in none of"),
+    (
+        stray,
+        "holds a parameter of shape (3,) that is in none of the networks net; build it from their "
+        "parameters(), after they were wrapped or sharded, and before fedwan.join; a parameter of "
+        "a loss is to be in one of them, or in one more: nn.ParameterList([parameter])",
+    ),
     (share, "'d/0.0.weight' and 'q/0.weight' are one parameter, which"),
     (lambda trainer: list(trainer.join(steps=4)), "write `with fedwan.join(...) as site:` around"),
 ]
