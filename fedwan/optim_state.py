@@ -91,7 +91,8 @@ class NamedOptimizers:
                 raise UserError(
                     f"optimizers[{key!r}] holds a parameter of shape {tuple(param.shape)} that "
                     f"is in none of the networks {networks}; build it from their parameters(), "
-                    "after they were wrapped or sharded, and before fedwan.join"
+                    "after they were wrapped or sharded, and before fedwan.join; a parameter of a "
+                    "loss is to be in one of them, or in one more: nn.ParameterList([parameter])"
                 )
 
     def load(self, flat: Mapping[str, Tensor], *, is_whole: bool = True) -> None:
@@ -107,12 +108,10 @@ class NamedOptimizers:
                     "networks and optimisers that the run began with"
                 )
             param = self.params[parameter]
-            # A copy: an optimiser writes to it, and what it came from must not change.
-            value = value.detach().clone()
             if field != "step":
                 value = placed(value, param, is_whole)
-            elif param in beside[key]:
-                value = value.to(param.device)
+            else:
+                value = value.detach().to(param.device if param in beside[key] else None, copy=True)
             self.optimizers[key].state[param][field] = value
 
     def groups(self) -> dict[str, list[dict[str, Any]]]:
@@ -177,8 +176,14 @@ def _is_number(value: object) -> bool:
 
 
 def placed(value: Tensor, param: Tensor, is_whole: bool) -> Tensor:
-    """A moment or a gradient on its parameter's device, and cut as that is."""
-    value = value.to(param.device)
+    """A copy of a moment or a gradient on its parameter's device, laid out and cut as that is.
+
+    A copy: optimisers and clipping write to it, and what it came from must not change.
+    """
+    if not is_cut(param) and value.shape == param.shape:
+        # Fused optimisers go through memory, and not by indices.
+        return torch.empty_like(param, dtype=value.dtype).copy_(value.detach())
+    value = value.detach().to(param.device, copy=True)
     if not is_cut(param) or value.shape != (param.shape if is_whole else local(param).shape):
         return value
     from torch.distributed.tensor import DTensor

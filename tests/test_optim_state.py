@@ -10,10 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from fedwan.codecs import fp32
 from fedwan.config import InnerConfig
 from fedwan.errors import CheckpointError, UserError
+from fedwan.fragments import whole
 from fedwan.optim_state import NamedOptimizers
 from fedwan.site.checkpoint import pack, unpack
+from fedwan.site.replica import Replica
 from fedwan.state import read_tensors, state_of, write_tensors
 from tests.support import same_bits
 
@@ -123,6 +126,22 @@ def test_steps_are_counted_where_torch_counts_them(setting: str, device: str) ->
     named.forget()
     named.begin({"g": InnerConfig(name="adamw")})
     assert optimizer.state[network.bias]["step"].device.type == device
+
+
+def test_moments_and_gradients_lie_in_memory_as_their_parameters_do() -> None:
+    """Fused optimisers go through memory, and what was sent or saved lies row by row."""
+    network = nn.Conv2d(2, 6, 3).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2, fused=True)
+    replica = Replica({"net": network}, {"net": optimizer})
+    values = torch.arange(108.0).reshape(6, 2, 3, 3)
+    replica.inner.load({"net:exp_avg|net/weight": values})
+    (fragment,) = whole(replica.layout)
+    sent = {"net/bias": torch.arange(6.0), "net/weight": values}
+    payload, _ = fp32().encode(sent, {}, fragment.layout)
+    replica.apply_gradients(payload, fragment, fp32())
+    for value in (optimizer.state[network.weight]["exp_avg"], network.weight.grad):
+        assert value is not None and value.stride() == network.weight.stride()
+        assert torch.equal(value, values)
 
 
 def test_moments_and_fields_that_cannot_be_named_are_refused() -> None:

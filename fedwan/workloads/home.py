@@ -6,8 +6,8 @@
     frozen      parameters that need no gradient, or that the network's optimiser does not hold: a
                 backbone under a trained head. As of frozen networks, every site must have the same.
 
-It is asked once, when a workload was just built: what needs no gradient for a while within a step
-is trained all the same.
+It is asked once, when a workload was just built: what needs no gradient for a while later, within
+a step or until it thaws, is trained all the same.
 """
 
 from __future__ import annotations

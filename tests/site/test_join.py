@@ -27,7 +27,7 @@ from fedwan.site.assignment import VARIABLE, Outcome
 from fedwan.site.site import Site
 from fedwan.site.stub import CoordinatorStub
 from fedwan.state import State, hash_state
-from tests.site.support import Batches, Masters, asked, network
+from tests.site.support import WIDTH, Batches, Masters, asked, network
 from tests.support import same_bits
 
 STEPS = 12
@@ -427,7 +427,12 @@ ALONE_TOO: list[tuple[Callable[[Trainer], object] | dict[str, Any], str]] = [
         "site.log(loss='tensor([0., 0., 0.])') is no number",
     ),
     (past_end, "a step was begun at step 4 of 4, after the end of the run; leave the loop once"),
-    (stray, "holds a parameter of shape (3,) that is in none of"),
+    (
+        stray,
+        "holds a parameter of shape (3,) that is in none of the networks net; build it from their "
+        "parameters(), after they were wrapped or sharded, and before fedwan.join; a parameter of "
+        "a loss is to be in one of them, or in one more: nn.ParameterList([parameter])",
+    ),
     (share, "'d/0.0.weight' and 'q/0.weight' are one parameter, which"),
     (lambda trainer: list(trainer.join(steps=4)), "write `with fedwan.join(...) as site:` around"),
 ]
@@ -486,6 +491,11 @@ def follower(trainer: Trainer) -> None:
             torch._foreach_mul_(list(ema.parameters()), 0.9)
 
     loop(trainer, follow, networks={"net": trainer.net, "ema": ema})
+
+
+def thaw(trainer: Trainer) -> None:
+    trainer.net[0].requires_grad_(False)[-1].requires_grad_(True)  # type: ignore[operator, index]
+    loop(trainer, lambda trainer, site: trainer.net.requires_grad_(True) and trainer.step())
 
 
 def spread(trainer: Trainer) -> None:
@@ -608,6 +618,7 @@ NO_REDUCE = in_loop(lambda trainer, site: trainer.step())
         (in_loop(add_late), "strategy=diloco", "'net/scale' was added, replaced or given the"),
         (shrink_late, "strategy=diloco h=1", "'net/seen' was added, replaced or given the shape"),
         (follower, "strategy=diloco", "'ema/0.bias' was frozen when training began"),
+        (thaw, "strategy=diloco", "hold it when fedwan.join is called, and freeze it afterwards"),
         (bars, "strategy=diloco", "tensor 'net/a|b' has a '|' in its name"),
         (
             lambda trainer: trainer.join(optimizers={"a|b": trainer.optimizer}),
@@ -849,6 +860,74 @@ def test_what_a_network_keeps_for_itself_may_grow(tmp_path: Path) -> None:
         for absences in ({}, {"s1": Absence(0.5, 0.5)})
     )
     assert whole.site_sha256 == died.site_sha256
+
+
+def test_buffers_of_a_network_that_nobody_steps_are_the_sites_own(tmp_path: Path) -> None:
+    """As StyleGAN2-ADA's p: it moves, and who dies goes on with it as it was."""
+
+    def train(_: object) -> None:
+        trainer, augment = Trainer("adamw"), nn.BatchNorm1d(WIDTH, affine=False)
+        augment.register_buffer("p", torch.zeros(()))
+
+        def enter(_: object, args: tuple[Tensor, ...]) -> Tensor:
+            return args[0] + augment.p + 0 * augment(args[0])
+
+        def body(trainer: Trainer, site: Any) -> None:
+            trainer.step()
+            augment.p = augment.p + 0.125  # another tensor in its place
+
+        trainer.net.register_forward_pre_hook(enter)
+        loop(trainer, body, networks={"net": trainer.net, "augment": augment})
+        ends.append(hash_state(augment.state_dict()))
+
+    ends: list[str] = []
+    whole, died = (
+        simulate(asked("steps=12"), tmp_path / str(len(absences)), train=train, absences=absences)
+        for absences in ({}, {"s1": Absence(0.5, 0.5)})
+    )
+    assert whole.site_sha256 == died.site_sha256
+    assert len(set(ends)) == 1
+
+
+def test_what_is_frozen_once_it_was_joined_may_thaw(tmp_path: Path) -> None:
+    """The way that the message tells, and as if nothing had been frozen to who dies."""
+
+    def train(_: object) -> None:
+        trainer = Trainer("adamw")
+        first = next(trainer.net.parameters())
+        began = first.detach().clone()
+
+        def body(trainer: Trainer, site: Any) -> None:
+            first.requires_grad_(site.step >= 6)
+            trainer.step()
+            assert site.step >= 6 or torch.equal(first, began)
+
+        loop(trainer, body)
+        assert not torch.equal(first, began)
+
+    whole, died = (
+        simulate(asked("steps=12"), tmp_path / str(len(absences)), train=train, absences=absences)
+        for absences in ({}, {"s1": Absence(0.5, 0.5)})
+    )
+    assert whole.site_sha256 == died.site_sha256
+
+
+def test_a_parameter_of_a_loss_is_trained_in_a_network_of_its_own(tmp_path: Path) -> None:
+    def train(_: object) -> None:
+        trainer, weight = Trainer("adamw"), nn.Parameter(torch.zeros(()))
+        trainer.optimizer.add_param_group({"params": [weight]})
+        trainer.scheduler = None
+        networks = {"net": trainer.net, "loss": nn.ParameterList([weight])}
+
+        def body(trainer: Trainer, site: object) -> None:
+            trainer.optimizer.zero_grad()
+            (weight.square() - weight).backward()
+            trainer.optimizer.step()
+
+        loop(trainer, body, networks=networks, state={})
+
+    run = simulate(asked("steps=4"), tmp_path, train=train)
+    assert float(run.model.state["loss/0"]) > 0.0
 
 
 def test_a_frozen_network_does_not_move_while_quality_is_measured(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -79,6 +81,32 @@ def test_parameters_that_need_no_gradient_or_have_no_optimiser_are_frozen() -> N
     assert travelling == {"net/again.weight", "net/again.bias"} | {
         n for n in NORM if n.rpartition(".")[2] not in ("weight", "bias")
     }
+
+
+def by_fused_steps(network: nn.Module) -> None:
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, fused=True)
+    for param in network.parameters():
+        param.requires_grad_().grad = torch.ones_like(param)
+    optimizer.step()
+
+
+def by_data(network: nn.Module) -> None:
+    for param in network.parameters():
+        param.data.mul_(0.9)
+
+
+@pytest.mark.parametrize("write", [by_data, by_fused_steps])
+@pytest.mark.parametrize("key", ["net", "judge"])
+def test_a_write_to_frozen_parameters_is_told_however_it_is_made(
+    write: Callable[[nn.Module], None], key: str
+) -> None:
+    net, judge = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(net[1].parameters(), lr=0.1)
+    replica = Replica({"net": net, "judge": judge}, {"net": optimizer})
+    replica.follow()
+    write({"net": net, "judge": judge}[key][0])
+    with pytest.raises(UserError, match=f"^parameter '{key}/0.bias' was frozen when training"):
+        replica.follow()
 
 
 def refusal(workload: TinyWorkload, *patterns: str) -> str:
