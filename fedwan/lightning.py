@@ -91,6 +91,17 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         """Whether a step is complete that the site does not know of yet."""
         self._is_reduced = False
 
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Refuse what would train before the run is joined."""
+        known = _lightning().callbacks
+        finders = known.LearningRateFinder | known.BatchSizeFinder
+        found = [type(each).__name__ for each in trainer.callbacks if isinstance(each, finders)]
+        if found and stage == "fit" and given_membership() is not None:
+            raise UserError(
+                f"{found[0]} trains by itself at every start of a site; take it out of the "
+                "callbacks, find its value once, alone (python train.py), and set that"
+            )
+
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Join, and go on from where this site stands."""
         member = given_membership()

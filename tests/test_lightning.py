@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from pytorch_lightning import Callback, LightningDataModule, Trainer
-from pytorch_lightning.callbacks import EMAWeightAveraging
+from pytorch_lightning.callbacks import EMAWeightAveraging, LearningRateFinder
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.plugins.precision import MixedPrecision
 from torch.utils.data import DataLoader
@@ -216,6 +216,10 @@ def test_gradients_of_all_networks_are_exchanged_before_the_first_step(tmp_path:
         ),
         (lambda folder: trained(folder, "loose"), "Loose trains scale outside"),
         (lambda folder: trained(folder, ckpt_path=folder / "x.ckpt"), "ckpt_path"),
+        (
+            lambda folder: trained(folder, callbacks=[LearningRateFinder()]),
+            "LearningRateFinder trains by itself",
+        ),
     ],
 )
 def test_what_does_not_fit_a_run_is_refused(
