@@ -13,6 +13,7 @@ four private names are used, to go on where a fit was: `_checkpoint_connector`, 
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -29,6 +30,13 @@ from fedwan.site.joining import as_member, end_in_a_line, given_membership, join
 from fedwan.site.site import Site
 from fedwan.workloads.base import NetworkKind
 
+_log = logging.getLogger(__name__)
+
+_FORGETS = (
+    "Lightning put a DistributedSamplerWrapper around the sampler of a %s, which forgets its order "
+    "there: after a kill the rest of the epoch is drawn anew; give Trainer(use_distributed_sampler="
+    "False) and the loader torchdata's StatefulDistributedSampler"
+)
 _ENDED_EARLY = (
     "the fit ended at step {0.step} of {0.num_steps}, before the run was over; give "
     "Trainer(max_epochs=-1, max_steps=-1), and no callback that stops it"
@@ -153,7 +161,16 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         if self._site is not None and next(self._steps, None) is None:
             trainer.should_stop = True
 
-    on_train_start = _begin_step
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin the first step."""
+        if self._site is not None and trainer.is_global_zero:
+            for loader in trainer.fit_loop._data_fetcher.combined_loader.flattened:
+                is_wrapped = (
+                    type(getattr(loader, "sampler", None)).__name__ == "DistributedSamplerWrapper"
+                )
+                if is_wrapped and isinstance(loader, Stateful):
+                    _log.warning(_FORGETS, type(loader).__name__)
+        self._begin_step(trainer)
 
     def _start_epoch(self, start: Callable[[], None]) -> None:
         """Find the place in the data: before an epoch that begins, or after one has begun."""

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from pytorch_lightning import (
     Callback,
-    LightningDataModule,
     LightningModule,
     Trainer,
     seed_everything,
@@ -138,7 +137,7 @@ MODULES: dict[str, Callable[[], LightningModule]] = {
 def fit(
     folder: Path,
     module: str | Callable[[], LightningModule] = "net",
-    loader: str | LightningDataModule = "plain",
+    loader: Any = "plain",
     callbacks: Sequence[Callback] = (),
     with_fedwan: bool = True,
     ckpt_path: Path | None = None,

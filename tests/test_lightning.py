@@ -15,11 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+from lightning_fabric.utilities.distributed import DistributedSamplerWrapper
 from pytorch_lightning import Callback, LightningDataModule, Trainer
 from pytorch_lightning.callbacks import EMAWeightAveraging, LearningRateFinder
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.plugins.precision import MixedPrecision
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import RandomSampler
 
 from fedwan.app import load_run
 from fedwan.config import Config
@@ -391,3 +394,12 @@ def test_what_hooks_have_changed_after_the_callback_survives_its_site(
         found.append((run.site_sha256, *(each.counts for each in made[-1])))
     assert found[0] == found[1]
     assert found[0][1] == {AFTER[0]: 12, AFTER[1]: 7, AFTER[2]: 2}  # one of a sanity check
+
+
+def test_a_loader_that_lightning_made_forget_its_order_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrapped = DistributedSamplerWrapper(RandomSampler(Points()), num_replicas=1, rank=0)
+    trained(tmp_path, steps=2, loader=StatefulDataLoader(Points(), 4, sampler=wrapped))
+    (told,) = [line for line in caplog.messages if "StatefulDistributedSampler" in line]
+    assert "of a StatefulDataLoader, which forgets" in told
