@@ -343,7 +343,14 @@ class Curriculum(Net):
         self.counts: Counter[str] = Counter()
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("number", float(self.counts.total()))
         return super().training_step(batch * (1 + self.counts.total() / 100), batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.net.parameters(), lr=0.01)
+        slower = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.8, patience=0)
+        by_step = {"scheduler": slower, "interval": "step", "monitor": "number"}
+        return {"optimizer": optimizer, "lr_scheduler": by_step}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["counts"] = dict(self.counts)
