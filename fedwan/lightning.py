@@ -165,9 +165,9 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         """Begin the first step."""
         if self._site is not None and trainer.is_global_zero:
             for loader in trainer.fit_loop._data_fetcher.combined_loader.flattened:
-                is_wrapped = (
-                    type(getattr(loader, "sampler", None)).__name__ == "DistributedSamplerWrapper"
-                )
+                owners = loader, getattr(loader, "batch_sampler", None)
+                kinds = {type(getattr(owner, "sampler", None)).__name__ for owner in owners}
+                is_wrapped = "DistributedSamplerWrapper" in kinds
                 if is_wrapped and isinstance(loader, Stateful):
                     _log.warning(_FORGETS, type(loader).__name__)
         self._begin_step(trainer)
