@@ -6,14 +6,17 @@
 Loaders, loggers, callbacks, schedulers and validation stay the user's. Where nobody started the
 script for a run, the callback does nothing.
 
-Of Lightning three private names are used: `_checkpoint_connector` and `fit_loop._data_fetcher`, to
-go on in mid-epoch, and `epoch_loop._should_check_val_fx`, to know whether validation follows.
+Of Lightning's fit loop and its epoch loop `on_advance_start` and `on_advance_end` are wrapped, and
+four private names are used, to go on where a fit was: `_checkpoint_connector`, and of the loops
+`_data_fetcher`, `_last_train_dl_reload_epoch` and `_skip_next_val`.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -27,6 +30,13 @@ from fedwan.site.joining import as_member, end_in_a_line, given_membership, join
 from fedwan.site.site import Site
 from fedwan.workloads.base import NetworkKind
 
+_log = logging.getLogger(__name__)
+
+_FORGETS = (
+    "Lightning put a DistributedSamplerWrapper around the sampler of a %s, which forgets its order "
+    "there: after a kill the rest of the epoch is drawn anew; give Trainer(use_distributed_sampler="
+    "False) and the loader torchdata's StatefulDistributedSampler"
+)
 _ENDED_EARLY = (
     "the fit ended at step {0.step} of {0.num_steps}, before the run was over; give "
     "Trainer(max_epochs=-1, max_steps=-1), and no callback that stops it"
@@ -50,8 +60,9 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
     """Takes part in the run that this script was started for, from the fit's begin to its end.
 
     A step is complete at the end of the batch in which the last of the optimisers has stepped since
-    the step before: an accumulated batch is no step, nor is one that AMP skipped, and networks that
-    are trained in turn make one step together. When the run is over, so is the fit.
+    the step before, after all hooks of the batch, its validation and its epoch: an accumulated
+    batch is no step, nor is one that AMP skipped, and networks that are trained in turn make one
+    step together. When the run is over, so is the fit.
 
     A script that is started again goes on where it was killed: position in the data, loops,
     schedulers, loss scale and the state of other callbacks come from the site's checkpoint, as from
@@ -82,11 +93,22 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         self._options: dict[str, Any] = {"kinds": kinds, "evaluate": evaluate, "sample": sample}
         self._site: Site | None = None
         self._steps: Iterator[int] = iter(())
-        self._hooks: list[Any] = []
+        self._hooks = ExitStack()
         self._stepped: set[int] = set()
         self._is_due = False
         """Whether a step is complete that the site does not know of yet."""
         self._is_reduced = False
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Refuse what would train before the run is joined."""
+        known = _lightning().callbacks
+        finders = known.LearningRateFinder | known.BatchSizeFinder
+        found = [type(each).__name__ for each in trainer.callbacks if isinstance(each, finders)]
+        if found and stage == "fit" and given_membership() is not None:
+            raise UserError(
+                f"{found[0]} trains by itself at every start of a site; take it out of the "
+                "callbacks, find its value once, alone (python train.py), and set that"
+            )
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Join, and go on from where this site stands."""
@@ -117,7 +139,17 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         self._position.take_over()
         self._steps = iter(site)
         for index, optimizer in enumerate(optimizers):
-            self._hooks.append(optimizer.register_step_post_hook(partial(self._note_step, index)))
+            hook = optimizer.register_step_post_hook(partial(self._note_step, index))
+            self._hooks.callback(hook.remove)
+        loop = trainer.fit_loop
+        self._wrap(loop, "on_advance_start", self._start_epoch)
+        self._wrap(loop, "on_advance_end", partial(self._end_batch, trainer, True))
+        self._wrap(loop.epoch_loop, "on_advance_end", partial(self._end_batch, trainer, False))
+
+    def _wrap(self, loop: Any, name: str, wrapper: Callable[..., None]) -> None:
+        """There is no hook that comes after all others."""
+        setattr(loop, name, partial(wrapper, getattr(loop, name)))
+        self._hooks.callback(delattr, loop, name)
 
     def _note_step(self, index: int, optimizer: torch.optim.Optimizer, *_: object) -> None:
         overflow = getattr(optimizer, "found_inf", None)  # what a fused one heeds itself
@@ -129,12 +161,22 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         if self._site is not None and next(self._steps, None) is None:
             trainer.should_stop = True
 
-    on_train_start = _begin_step
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin the first step."""
+        if self._site is not None and trainer.is_global_zero:
+            for loader in trainer.fit_loop._data_fetcher.combined_loader.flattened:
+                owners = loader, getattr(loader, "batch_sampler", None)
+                kinds = {type(getattr(owner, "sampler", None)).__name__ for owner in owners}
+                is_wrapped = "DistributedSamplerWrapper" in kinds
+                if is_wrapped and isinstance(loader, Stateful):
+                    _log.warning(_FORGETS, type(loader).__name__)
+        self._begin_step(trainer)
 
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Find the place in the data."""
-        if self._site is not None:
-            self._position.begin_epoch()
+    def _start_epoch(self, start: Callable[[], None]) -> None:
+        """Find the place in the data: before an epoch that begins, or after one has begun."""
+        self._position.go_on(is_over=True)
+        start()
+        self._position.go_on(is_over=False)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
         """Refuse gradients that come too late to be exchanged."""
@@ -152,7 +194,7 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
             self._is_reduced = self._site.strategy.contributes == "gradient"
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """Count optimisers that have stepped; end the step when all have."""
+        """Count optimisers that have stepped; the step is complete when all have."""
         if self._site is None:
             return
         metrics = trainer.callback_metrics
@@ -161,20 +203,17 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         self._site.log(**{n: v for n, v in metrics.items() if n not in forks and v.numel() == 1})
         if len(self._stepped) == len(trainer.optimizers):
             self._stepped, self._is_due = set(), True
-        if not trainer.is_last_batch and not _validates(trainer):
-            self._end_step(trainer)
 
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """End a step that validation followed, so that no successor validates again."""
-        if not trainer.is_last_batch:
-            self._end_step(trainer)
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """End an epoch's last step."""
-        self._end_step(trainer)
-
-    def _end_step(self, trainer: Any) -> None:
-        if self._is_due:
+    def _end_batch(
+        self, trainer: Any, is_epoch: bool, end: Callable[..., None], *fetcher: Any
+    ) -> None:
+        """End a step after its batch, or the last one of an epoch after that."""
+        loop = trainer.fit_loop.epoch_loop
+        if loop._skip_next_val:  # the batch of a checkpoint: it has ended
+            loop._skip_next_val = False
+            return
+        end(*fetcher)
+        if self._is_due and (is_epoch or not trainer.is_last_batch):
             self._is_due = self._is_reduced = False
             self._begin_step(trainer)
 
@@ -201,9 +240,8 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
             raise error from exception
 
     def _leave(self, error: BaseException | None) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        site, self._site, self._hooks = self._site, None, []
+        self._hooks.close()
+        site, self._site = self._site, None
         self._stepped, self._is_due, self._is_reduced = set(), False, False
         if site is not None:
             site.__exit__(type(error), error, None)
@@ -225,10 +263,12 @@ class _Position:
         is_averaged = "averaging_state" in saved  # then these weights are a callback's own
         large = {"state_dict", "optimizer_states", "current_model_state"}
         large -= {"state_dict"} if is_averaged else set()
-        known = {"epoch", "global_step", "hparams_name", "hyper_parameters"}
-        is_over = trainer.is_last_batch
-        told = {"epochs": trainer.current_epoch + is_over, "is_over": is_over}
-        told["generators"] = [g.get_state() for g in self._generators()]
+        known = {"hparams_name", "hyper_parameters"}
+        told = {
+            "is_over": trainer.is_last_batch,
+            "reloaded": trainer.fit_loop._last_train_dl_reload_epoch,
+            "generators": [g.get_state() for g in self._generators()],
+        }
         return told | {name: saved[name] for name in saved.keys() - large - known}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -241,25 +281,41 @@ class _Position:
         if loaded is None:
             return
         self._random = random_state()
-        # An averaging callback puts these back as well, which are those of the run by now.
-        weights = {"current_model_state": trainer.lightning_module.state_dict()}
-        connector, loop = trainer._checkpoint_connector, trainer.fit_loop
-        connector._loaded_checkpoint = loaded | weights
+        module, connector, loop = (
+            trainer.lightning_module,
+            trainer._checkpoint_connector,
+            trainer.fit_loop,
+        )
+        # Those of the run by now; an averaging callback has its own, and puts these back as well.
+        weights = module.state_dict()
+        connector._loaded_checkpoint = {
+            "state_dict": weights,
+            **loaded,
+            "current_model_state": weights,
+        }
+        module.on_load_checkpoint(connector._loaded_checkpoint)
+        connector.restore_datamodule()
         connector.restore_callbacks()
         connector.restore_precision_plugin_state()
         connector.restore_lr_schedulers()
         connector._loaded_checkpoint = {}
-        loop.epoch_progress.increment_by(loaded["epochs"])
+        loop.epoch_progress.increment_by(loaded["epoch"])
         loop.epoch_loop.load_state_dict(loaded["loops"]["fit_loop"], "epoch_loop.")
         loop.epoch_loop.restarting = not loaded["is_over"]
+        loop.epoch_loop.val_loop.restarting = True  # its sanity was checked at the first start
 
-    def begin_epoch(self) -> None:
-        """Find the place in the data, of loaders that can tell it; others begin anew."""
-        loaded, self._loaded = self._loaded, None
-        if loaded is None:
+    def go_on(self, is_over: bool) -> None:
+        """Find the place in the data, of loaders that can tell it; others begin anew.
+
+        To be called before Lightning begins an epoch, and after.
+        """
+        loaded = self._loaded
+        if loaded is None or loaded["is_over"] != is_over:
             return
-        fetcher = self._trainer.fit_loop._data_fetcher
-        if not loaded["is_over"]:  # else Lightning begins the epoch
+        self._loaded = None
+        self._trainer.fit_loop._last_train_dl_reload_epoch = loaded["reloaded"]
+        if not is_over:
+            fetcher = self._trainer.fit_loop._data_fetcher
             states = loaded["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
             fetcher.combined_loader._load_state_dicts(states)
             iter(fetcher)
@@ -274,13 +330,6 @@ class _Position:
         samplers = [getattr(owner, "sampler", None) for owner in (*loaders, *batches)]
         found = [getattr(owner, "generator", None) for owner in (*loaders, *batches, *samplers)]
         return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
-
-
-def _validates(trainer: Any) -> bool:
-    """Whether validation follows this batch."""
-    loop = trainer.fit_loop
-    is_due = loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
-    return bool(is_due and sum(trainer.num_val_batches))
 
 
 def _trained_children(

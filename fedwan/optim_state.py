@@ -85,6 +85,12 @@ class NamedOptimizers:
         return flat
 
     def _check(self, key: str, optimizer: torch.optim.Optimizer) -> None:
+        if hasattr(optimizer, "consolidate_state_dict"):
+            raise UserError(
+                f"optimizers[{key!r}] is a {type(optimizer).__name__}, which keeps moments in "
+                "another optimiser of each process, so that no checkpoint would have them; give "
+                "that one itself over networks in DDP, or shard them by FSDP2 (fully_shard)"
+            )
         for param in _held(optimizer):
             if param not in self._names:
                 networks = ", ".join(dict.fromkeys(map(network_of, self.params)))

@@ -225,7 +225,8 @@ def spectral_norms(networks: Mapping[str, nn.Module]) -> list[Callable[[], None]
     """What recomputes, in place, the singular vectors of each spectral norm for present weights.
 
     Power iteration, Miyato et al. 2018 (1802.05957), algorithm 1, from the vectors at hand. Of
-    torch both forms: the parametrisation, and the hook of `torch.nn.utils.spectral_norm`.
+    torch both forms: the parametrisation, and the hook of `torch.nn.utils.spectral_norm`. What they
+    do is collective where weights lie in pieces, as under FSDP2.
     """
     found: list[Callable[[], None]] = []
     for module in (m for network in networks.values() for m in network.modules()):
@@ -241,17 +242,22 @@ def spectral_norms(networks: Mapping[str, nn.Module]) -> list[Callable[[], None]
 
 @torch.no_grad()
 def _refresh(part: Any, chain: Any) -> None:
-    weight = part._reshape_weight_to_matrix(chain.original.detach())
+    weight = part._reshape_weight_to_matrix(_in_one(chain.original.detach()))
     part._power_method(weight, NUM_ITERATIONS)
 
 
 @torch.no_grad()
 def _refresh_hooked(module: nn.Module, hook: SpectralNorm) -> None:
     left, right = (getattr(module, f"{hook.name}_{side}") for side in "uv")
-    weight = hook.reshape_weight_to_matrix(getattr(module, f"{hook.name}_orig"))
+    weight = hook.reshape_weight_to_matrix(_in_one(getattr(module, f"{hook.name}_orig")))
     for _ in range(NUM_ITERATIONS):
         functional.normalize(weight.mT @ left, dim=0, eps=hook.eps, out=right)
         functional.normalize(weight @ right, dim=0, eps=hook.eps, out=left)
+
+
+def _in_one(weight: Tensor) -> Tensor:
+    full: Tensor = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+    return full
 
 
 def sweep(folder: Path, name: str = "*") -> None:

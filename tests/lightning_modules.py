@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning import Callback, LightningModule, Trainer, seed_everything
+from pytorch_lightning import (
+    Callback,
+    LightningModule,
+    Trainer,
+    seed_everything,
+)
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -131,8 +136,8 @@ MODULES: dict[str, Callable[[], LightningModule]] = {
 
 def fit(
     folder: Path,
-    module: str = "net",
-    loader: str = "plain",
+    module: str | Callable[[], LightningModule] = "net",
+    loader: Any = "plain",
     callbacks: Sequence[Callback] = (),
     with_fedwan: bool = True,
     ckpt_path: Path | None = None,
@@ -140,7 +145,7 @@ def fit(
 ) -> LightningModule:
     """A script's whole work, from its seed on."""
     seed_everything(7, verbose=False)
-    made = MODULES[module]()
+    made = (MODULES[module] if isinstance(module, str) else module)()
     own = [FedwanCallback()] if with_fedwan else []
     trainer = Trainer(
         default_root_dir=folder,
@@ -154,7 +159,8 @@ def fit(
     validation = DataLoader(Points(), 6) if module == "net" else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer.fit(made, loader_of(loader), validation, ckpt_path=ckpt_path)
+        given = loader_of(loader) if isinstance(loader, str) else loader
+        trainer.fit(made, given, validation, ckpt_path=ckpt_path)
     return made
 
 

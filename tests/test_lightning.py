@@ -8,17 +8,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning import Callback, Trainer
-from pytorch_lightning.callbacks import EMAWeightAveraging
+from lightning_fabric.utilities.distributed import DistributedSamplerWrapper
+from pytorch_lightning import Callback, LightningDataModule, Trainer
+from pytorch_lightning.callbacks import EMAWeightAveraging, LearningRateFinder
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.plugins.precision import MixedPrecision
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import BatchSampler, RandomSampler
 
 from fedwan.app import load_run
 from fedwan.config import Config
@@ -27,7 +31,7 @@ from fedwan.link.base import Link
 from fedwan.simulation import Absence, SimulatedRun, simulate
 from fedwan.site.assignment import VARIABLE, read_outcome
 from fedwan.state import State, state_of
-from tests.lightning_modules import Net, fit
+from tests.lightning_modules import Net, Points, fit, loader_of
 from tests.site.support import ROOT, Served
 from tests.support import PoisoningLink, same_bits
 
@@ -86,8 +90,7 @@ def test_the_callback_changes_no_bit_of_what_the_trainer_does(tmp_path: Path, mo
     run = trained(tmp_path / "run", module, steps=10, h=10, callbacks=[joined])
     max_steps = 10 * per_step
     made = fit(tmp_path, module, callbacks=[plain], with_fedwan=False, max_steps=max_steps)
-    *before, _ = zip(joined.seen, plain.seen, strict=True)
-    assert all(same_bits(one, other) for one, other in before)  # the last is merged already
+    assert all(same_bits(*both) for both in zip(joined.seen, plain.seen, strict=True))
     children = {name: made.get_submodule(name) for name in NETWORKS.get(module, NETWORKS["gan"])}
     torch.testing.assert_close(run.model.state, state_of(children), rtol=0, atol=1e-7)
 
@@ -216,6 +219,10 @@ def test_gradients_of_all_networks_are_exchanged_before_the_first_step(tmp_path:
         ),
         (lambda folder: trained(folder, "loose"), "Loose trains scale outside"),
         (lambda folder: trained(folder, ckpt_path=folder / "x.ckpt"), "ckpt_path"),
+        (
+            lambda folder: trained(folder, callbacks=[LearningRateFinder()]),
+            "LearningRateFinder trains by itself",
+        ),
     ],
 )
 def test_what_does_not_fit_a_run_is_refused(
@@ -298,3 +305,109 @@ def test_a_moving_average_of_lightning_s_own_survives_its_site(tmp_path: Path) -
         model = averages[-1]._average_model
         found.append({name: value.clone() for name, value in model.state_dict().items()})
     assert same_bits(*found)
+
+
+class Counting:
+    """Counts the hooks that come after the callback's own; what it serves depends on the counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.counts)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.counts = Counter(state)
+
+
+def _counted(name: str) -> Callable[..., None]:
+    def count(self: Any, *_: Any) -> None:
+        self.counts[name] += 1
+
+    return count
+
+
+AFTER = ("on_train_batch_end", "on_validation_end", "on_train_epoch_end")
+
+
+class Later(Counting, Callback):
+    """Listed after the callback."""
+
+
+class Curriculum(Net):
+    """Its data grow with what it counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("number", float(self.counts.total()))
+        return super().training_step(batch * (1 + self.counts.total() / 100), batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.net.parameters(), lr=0.01)
+        slower = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.8, patience=0)
+        by_step = {"scheduler": slower, "interval": "step", "monitor": "number"}
+        return {"optimizer": optimizer, "lr_scheduler": by_step}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["counts"] = dict(self.counts)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        assert checkpoint["global_step"] > 0 <= checkpoint["epoch"]
+        assert checkpoint["state_dict"].keys() == self.state_dict().keys()
+        self.counts = Counter(checkpoint["counts"])
+
+
+for kind in (Later, Curriculum):
+    for name in AFTER:
+        setattr(kind, name, _counted(name))
+
+
+class Growing(Counting, LightningDataModule):
+    """Batches grow as they are served."""
+
+    def train_dataloader(self) -> Any:
+        return loader_of("stateful")
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(Points(), 6)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.counts["batches"] += 1
+        return batch * (1 + self.counts["batches"] / 100)
+
+
+@pytest.mark.parametrize("leave_at", [0.2, 0.4, 0.7])  # in mid-epoch, at its end, in the next
+def test_what_hooks_have_changed_after_the_callback_survives_its_site(
+    tmp_path: Path, leave_at: float
+) -> None:
+    found: list[tuple[Any, ...]] = []
+    for absence in (None, Absence(leave_at, leave_at)):
+        made: list[tuple[Any, ...]] = []
+
+        def train(place: Any, made: list[tuple[Any, ...]] = made) -> None:
+            later, data = Later(), Growing()
+            settings = {"val_check_interval": 2, "reload_dataloaders_every_n_epochs": 1}
+            module = fit(tmp_path, Curriculum, data, [later], **settings)
+            made.append((later, data, module))
+
+        absences = {"s1": absence} if absence else {}
+        folder = tmp_path / f"{absence}"
+        run = simulate(config_of("net", 12, 2), folder, train=train, absences=absences)
+        assert run.totals.rejoins == len(absences)
+        found.append((run.site_sha256, *(each.counts for each in made[-1])))
+    assert found[0] == found[1]
+    assert found[0][1] == {AFTER[0]: 12, AFTER[1]: 7, AFTER[2]: 2}  # one of a sanity check
+
+
+def test_a_loader_that_lightning_made_forget_its_order_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrapped = DistributedSamplerWrapper(RandomSampler(Points()), num_replicas=1, rank=0)
+    batches = BatchSampler(wrapped, 4, drop_last=False)  # as Lightning makes it anew
+    trained(tmp_path, steps=2, loader=StatefulDataLoader(Points(), batch_sampler=batches))
+    (told,) = [line for line in caplog.messages if "StatefulDistributedSampler" in line]
+    assert "of a StatefulDataLoader, which forgets" in told

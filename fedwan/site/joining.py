@@ -252,6 +252,11 @@ def _open_link(config: Config, address: str, identity: Identity) -> Link:
 
 def _unwrapped(module: nn.Module) -> nn.Module:
     """The network itself, where DDP, DataParallel or torch.compile are around it, in any order."""
+    if any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules()):
+        raise UserError(
+            "a network holds a FullyShardedDataParallel (FSDP1), which makes its parameters others "
+            "than torch names; shard it by FSDP2: torch.distributed.fsdp.fully_shard(network)"
+        )
     while True:
         is_wrapped = isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel)
         inner = getattr(module, "module" if is_wrapped else "_orig_mod", None)

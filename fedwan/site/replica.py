@@ -366,10 +366,10 @@ class Replica:
 
     def _refresh(self) -> None:
         """Make anew what follows from local weights that were written."""
-        for refresh in self._spectral_norms:
-            refresh()
         if self.is_cut:
             reshard(self.trained.values())
+        for refresh in self._spectral_norms:
+            refresh()
 
     def owe(self, owed: State) -> None:
         """L ← l - e: keep in the local weights what error feedback has not sent yet."""

@@ -5,10 +5,11 @@ All here share two processes, which are dear to start.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -25,13 +27,14 @@ import fedwan
 from fedwan.app import load_run
 from fedwan.config import Config
 from fedwan.errors import UserError
+from fedwan.optim_state import NamedOptimizers
 from fedwan.simulation import RUN_ID, simulate
 from fedwan.site.assignment import read_outcome
 from fedwan.site.group import Group, local, open_group
 from fedwan.site.recipe import take_part
 from fedwan.site.replica import Replica
 from fedwan.site.site import Membership, Site
-from fedwan.state import State, hash_state
+from fedwan.state import State, hash_state, spectral_norms
 from tests.site.support import (
     CUTS,
     SCRIPT,
@@ -516,3 +519,46 @@ def test_processes_begin_anew_together_after_a_contribution_was_refused(
     ran = pair.run(at_site, config, tmp_path, spoilt, timeout_s=40)
     assert all(isinstance(one, Ran) for one in ran), ran
     assert ran[0].sha256 == {ran[1].ended.sha256}
+
+
+def refresh_cut(form: Callable[[nn.Module], nn.Module]) -> list[bool]:
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    whole = form(nn.Linear(6, 4))
+    pieces = copy.deepcopy(whole)
+    fully_shard(pieces)
+    for each in (whole, pieces):
+        (refresh,) = spectral_norms({"d": each})
+        refresh()
+    return [torch.equal(*both) for both in zip(whole.buffers(), pieces.buffers(), strict=True)]
+
+
+@pytest.mark.parametrize("form", [spectral_norm, torch.nn.utils.spectral_norm])
+def test_singular_vectors_of_a_weight_in_pieces_are_those_of_the_whole(
+    form: Callable[[nn.Module], nn.Module], pair: Processes
+) -> None:
+    assert pair.run(refresh_cut, form) == [[True, True]] * 2
+
+
+def join_with(what: str) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    net: nn.Module = nn.Linear(2, 2)
+    if what == "FullyShardedDataParallel":
+        net = FullyShardedDataParallel(net, device_id=torch.device("cpu"))
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    else:
+        optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
+    fedwan.join(networks={"net": net}, optimizers={"net": optimizer}, steps=1)
+    NamedOptimizers.of({"net": net}, {"net": optimizer})
+
+
+@pytest.mark.parametrize("what", ["FullyShardedDataParallel", "ZeroRedundancyOptimizer"])
+def test_what_hides_its_parameters_or_moments_is_refused_by_name(
+    what: str, pair: Processes
+) -> None:
+    for failure in pair.run(join_with, what):
+        assert isinstance(failure, Failure), failure
+        assert what in failure.text and "fully_shard" in failure.text
