@@ -91,7 +91,8 @@ def test_quality_stands_beside_the_teachers_own(teacher: Path) -> None:
     own = Run(flow, Config(data=trained.data, model=trained.model))
     velocity = own.workload.networks["velocity"]
     velocity.load_state_dict({n.partition("/")[2]: v for n, v in ema(teacher).items()})
-    assert figures["teacher_fd"] == own.workload.evaluate(run.held_out, seed=0)["fd"]
+    again = own.workload.evaluate(run.held_out, seed=0)["fd"]
+    assert figures["teacher_fd"] == pytest.approx(again, rel=1e-6)  # other addresses, other bits
     # It has not stepped yet, and takes the teacher's steps.
     assert figures["fd"] == pytest.approx(figures["teacher_fd"], rel=1e-4)
 
