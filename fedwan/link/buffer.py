@@ -85,9 +85,8 @@ class FileBuffer:
                 with on_disk(self._folder, self.num_bytes):
                     self._folder.mkdir(parents=True, exist_ok=True)
                     with tempfile.TemporaryFile(dir=self._folder, buffering=0) as file:
-                        made = _Descriptor(os.dup(file.fileno()))
-                    os.posix_fallocate(made.number, 0, max(1, self.num_bytes))
-                self._file = made
+                        os.posix_fallocate(file.fileno(), 0, max(1, self.num_bytes))
+                        self._file = _Descriptor(os.dup(file.fileno()))
             return self._file
 
     def write(self, offset: int, data: Bytes) -> None:

@@ -103,6 +103,8 @@ class Replica:
         self.layout: Layout = dict(sorted((layout | moment_layout(layout, self._config)).items()))
         self._apart: set[str] = set()
         """What optimisers keep by `optimizer:field`, and is no copy of the weights."""
+        self._num_apart = 0
+        """How many tensors and numbers they kept when all of it was known as that."""
         self.group.agree("networks", hashlib.sha256(layout_to_json(layout).encode()).hexdigest())
         self._share_moments()
         if is_mirrored:
@@ -224,16 +226,22 @@ class Replica:
 
         Decided by field, for all parameters at once: what was another value once is no copy.
         """
+        num = sum(len(s) for o in self.inner.optimizers.values() for s in o.state.values())
+        if num == self._num_apart:
+            return []
         fields: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
         for moment, value in self.inner.state().items():
             field, _, name = moment.partition("|")
             config = self._config.get(network_of(name), InnerConfig())
-            is_wanted = config.state == "keep" and name in names and name in self.live
+            is_wanted = config.state == "keep" and name in self.live
             if is_wanted and field not in self._apart and not field.endswith(":step"):
                 fields.setdefault(field, {})[name] = local(self.live[name]), local(value)
+        if not fields:
+            self._num_apart = num
         copies = []
         for field, named in fields.items():
-            pairs = list(named.values())
+            if not (pairs := [pair for name, pair in named.items() if name in names]):
+                continue
             if all(map(_is_copy, pairs)):
                 # Of zeros nothing is known yet.
                 copies += pairs if any(bool(live.any()) for live, _ in pairs) else []

@@ -9,6 +9,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -100,9 +101,19 @@ def test_a_port_in_use_is_told_before_a_coordinator_s_run_has_a_folder(
     assert not out.exists()
 
 
+@pytest.fixture
+def at_a_terminal() -> Iterator[None]:
+    """Whoever has started the tests: `nohup` ignores SIGHUP, and a shell's `&` SIGINT."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    also = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGINT, also)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_sigterm_ends_the_services_in_order_as_does_a_terminal_that_is_closed(
-    tmp_path: Path, number: signal.Signals
+    at_a_terminal: None, tmp_path: Path, number: signal.Signals
 ) -> None:
     ended: list[bool] = []
 
@@ -128,7 +139,7 @@ def test_what_nohup_has_ignored_stays_ignored() -> None:
 
 
 def test_ctrl_c_waits_for_the_services_whether_or_not_anybody_looks_or_they_end_already(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at_a_terminal: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked, ended = threading.Event(), []
 

@@ -215,7 +215,7 @@ def test_others_go_on_while_a_join_is_read(
 ) -> None:
     agreement, is_reading, go_on = setting.bench.hub.agreement, threading.Event(), threading.Event()
 
-    def slowly(claim: Claim) -> Claim:
+    def slowly(claim: Claim, checkpoint: int) -> Claim:
         is_reading.set()
         assert go_on.wait(20)
         return claim
