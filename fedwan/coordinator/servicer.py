@@ -66,7 +66,9 @@ class Servicer(Federation):
     def join(self, site: str, hello: wire.Hello) -> wire.Welcome:
         try:
             bound(hello, self.passed_s())
-            claim = self.agreement.claim(Claim.of(hello), hello.checkpoint)  # before the lock
+            # Before the lock. Until there are weights to take over, its own are what counts.
+            checkpoint = hello.checkpoint if self.model else 0
+            claim = self.agreement.claim(Claim.of(hello), checkpoint)
             if self.masking and (problem := self.masking.objection(site, hello.card)):
                 raise PayloadError(problem)
             objection = self.agreement.objection(site, claim)

@@ -339,7 +339,7 @@ class Place:
 
         self.is_behind = is_behind(versions)
         # Of version 0 it holds those that were compared: of who has a checkpoint they are not.
-        if not newest and (not any(versions) or self.is_behind):
+        if not versions or (not newest and (not any(versions) or self.is_behind)):
             return wire.DownloadHeader(), None
         header = self._bring(versions, newest)
         if not self.is_behind and is_behind(self.versions):  # the update came out since Join
