@@ -196,7 +196,7 @@ def test_a_site_that_is_refused_again_and_again_is_given_up_and_the_run_waits_no
     began_s = time.monotonic()
     with pytest.raises(RunStopped, match=r"round 1 has waited 1.5 s for s2 .* quorum of 2; bring"):
         run_tiny(tmp_path, config, part=part)
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < 15  # in which a process that has just joined is silent
     assert len(told) > 1
     assert str(told[0]).startswith("3 contributions in a row were refused: tensor ")
 
