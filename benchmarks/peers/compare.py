@@ -43,32 +43,20 @@ class Variant:
     """By workload: what suits it best, of what was tried; see docs/log.md."""
     rounds: dict[str, int] = field(default_factory=dict)
     """By workload: exchanges to run where the whole training would take too long."""
-    rate: float = 0.0
-    """On digits, where it suits the system better than the recipe's own (docs/log.md)."""
 
 
 STREAMING = ("strategy=streaming_diloco",)
 SYNC = "strategy=sync"
 INT4 = ("codec.up=int4", "codec.down=int4")
-SYNC_RATE = 1e-3
-"""The best of three in synchronous training."""
 TORCHFT = {"digits_flow": {"bucketize": True}, "timed": {"bucketize": False, "flows": 4}}
 VARIANTS = {
-    "ddp": Variant(
-        "ddp",
-        options={"timed": {"flows": 4}},
-        rounds={"digits_flow": 150, "timed": 8},
-        rate=SYNC_RATE,
-    ),
+    "ddp": Variant("ddp", options={"timed": {"flows": 4}}, rounds={"digits_flow": 150, "timed": 8}),
     "ddp-fp16": Variant(
-        "ddp",
-        options={"digits_flow": {"fp16": True}},
-        rounds={"digits_flow": 150},
-        rate=SYNC_RATE,
+        "ddp", options={"digits_flow": {"fp16": True}}, rounds={"digits_flow": 150}
     ),
     "torchft": Variant("torchft", options=TORCHFT, rounds={"timed": 7}),
     "flower": Variant("flower", rounds={"digits_flow": 12, "timed": 5}),
-    "sync-int4": Variant("fedwan", words=(SYNC, *INT4), rate=SYNC_RATE),
+    "sync-int4": Variant("fedwan", words=(SYNC, *INT4)),
     "fedwan-diloco": Variant("fedwan", words=("strategy=diloco",)),
     "fedwan-fp32": Variant("fedwan", words=STREAMING),
     "fedwan": Variant("fedwan", words=(*STREAMING, *INT4)),
@@ -94,8 +82,6 @@ def spec_of(name: str, args: argparse.Namespace, seed: int, is_bounded: bool) ->
     h = 1 if variant.system == "ddp" or SYNC in words else H[args.workload]
     if STREAMING[0] in words:
         words += (f"stream.tau={4 * h // 5}", *(["stream.fragments=10"] if is_timed else []))
-    if variant.rate and not is_timed:
-        words += (f"inner.velocity.lr={variant.rate:g}",)
     if variant.system == "fedwan":
         words += (*([NO_CHECKPOINTS] if is_timed else []), *args.fedwan)
     bound = min(args.steps, h * variant.rounds.get(args.workload, args.steps))
