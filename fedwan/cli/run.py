@@ -281,7 +281,8 @@ def _run_and_watch(config: Config, services: RunServices, console: Console) -> N
             with suppress(*_GONE):
                 # Once it is to end, what happens on the way tells nothing: the error's line does.
                 watch(out, config, lambda: not (ended.is_set() or stop.is_set()), console)
-            ended.wait()
+            while not ended.wait(0.5):
+                pass  # a signal that comes right before a wait is heeded after it
         except KeyboardInterrupt as interrupt:
             stop.set()
             before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one changes nothing
