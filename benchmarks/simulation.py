@@ -12,6 +12,7 @@ with which it still fails.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import time
 from collections import Counter
@@ -68,7 +69,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     seeds = range(args.first, args.first + count)
     began = time.monotonic()
     found: dict[str, list[Report]] = {}
-    with get_context("spawn").Pool(os.cpu_count(), torch.set_num_threads, (1,)) as pool:
+    with get_context("spawn").Pool(os.cpu_count(), _begin) as pool:
         simulate = partial(simulate_seed, faults=args.faults, without=without)
         for report in pool.imap_unordered(simulate, seeds, chunksize=8):
             found.setdefault(report.scenario.partition(":")[0], []).append(report)
@@ -78,6 +79,13 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     s_per_seed = (time.monotonic() - began) / len(seeds)
     for name in filter(found.get, TURNS):
         yield _row(found[name], s_per_seed)
+
+
+def _begin() -> None:
+    """Of a process that simulates: what was imported is looked through no more for garbage."""
+    torch.set_num_threads(1)
+    gc.freeze()
+    gc.set_threshold(50_000)
 
 
 def _row(reports: Sequence[Report], s_per_seed: float) -> Row:
