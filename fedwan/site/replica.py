@@ -12,22 +12,21 @@ steps make these, for which the networks are in fp32.
 from __future__ import annotations
 
 import hashlib
-import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedwan.codecs import Codec, Coded
-from fedwan.codecs.base import span_values, spans
 from fedwan.codecs.payload import Source
 from fedwan.config import InnerConfig
 from fedwan.errors import UserError
 from fedwan.fragments import Fragment
 from fedwan.optim_state import NamedOptimizers, placed
+from fedwan.site.copies import Copies
+from fedwan.site.frozen import Frozen
 from fedwan.site.group import Group, is_cut, local, piece_like, reshard, whole
 from fedwan.state import (
     Layout,
@@ -46,12 +45,8 @@ from fedwan.state import (
 from fedwan.workloads.home import staying_home
 from fedwan.workloads.optim import averaged, is_moment, model_name, moment_layout
 
-log = logging.getLogger(__name__)
-
 _OWN = "own:"
 """Before the name of a tensor that never travels, in a checkpoint."""
-_NEAR = 0.3
-"""Of the weights' norm; a moment that has nothing to do with them is at least 1 away."""
 
 
 class Replica:
@@ -91,21 +86,19 @@ class Replica:
         home = staying_home(self.trained, held, exclude or {})
         self.live: State = state_of(self.trained, home)
         stays = {n: t.detach() for n, t in _named(self.trained) if n not in self.live}
-        self._fixed = {n: t for n, t in stays.items() if home.get(n) is Role.FROZEN}
+        fixed = {n: t for n, t in stays.items() if home.get(n) is Role.FROZEN}
         others = {n: t.detach() for n, t in _named(frozen) if isinstance(t, nn.Parameter)}
-        self._still = self._fixed | others
+        self._frozen = Frozen(fixed | others)
         own = stays | {n: t.detach() for n, t in _named(frozen)}
         self.local: State = {
-            n: t for n, t in own.items() if n not in self._still and is_storable(t.dtype)
+            n: t for n, t in own.items() if n not in self._frozen.tensors and is_storable(t.dtype)
         }
         """What is this site's own (excluded tensors, spectral norm's vectors, buffers of frozen
         networks), sharing memory."""
         layout = layout_of(self.trained, home)
         self.layout: Layout = dict(sorted((layout | moment_layout(layout, self._config)).items()))
-        self._apart: set[str] = set()
-        """What optimisers keep by `optimizer:field`, and is no copy of the weights."""
-        self._num_apart = 0
-        """How many tensors and numbers they kept when all of it was known as that."""
+        is_silent = self.group.rank > 0
+        self._copies = Copies(self.inner, self.live, self._config, is_silent=is_silent)
         self.group.agree("networks", hashlib.sha256(layout_to_json(layout).encode()).hexdigest())
         self._share_moments()
         if is_mirrored:
@@ -116,8 +109,7 @@ class Replica:
             else {n: self._widen(n, t).clone() for n, t in self.live.items()}
         )
         self.initial_sha256 = self._hash(self.base)
-        self.frozen_sha256 = self._hash(state_of(frozen) | self._fixed)
-        self._marks = _marks(self._still)
+        self.frozen_sha256 = self._hash(state_of(frozen) | fixed)
         self.is_cut = any(is_cut(tensor) for tensor in self.live.values())
         devices = [tensor.device for tensor in self.live.values()]
         self.device = next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
@@ -147,19 +139,11 @@ class Replica:
                     "(load_state_dict without assign=True), or register a buffer that grows with "
                     "persistent=False"
                 )
-            for own in (self.live, self.local, self._still):
+            for own in (self.live, self.local, self._frozen.tensors):
                 if name in own and own[name].data_ptr() != tensor.data_ptr():
                     own[name] = tensor.detach()
         self._seen = looks
-        changed = {n for n, mark in _marks(self._still).items() if mark != self._marks[n]}
-        if changed:
-            raise UserError(
-                f"parameter {min(changed)!r} was frozen when training began (no gradient was "
-                "required, or no optimiser held it), so that it does not travel, and has changed; "
-                "let it require a gradient and its optimiser hold it when fedwan.join is called, "
-                "and freeze it afterwards, until it is to move; or make it a buffer; a network "
-                "that only follows goes into `state`, not into `networks`"
-            )
+        self._frozen.check()
 
     def _looks(self) -> list[int]:
         """What changes where a tensor takes another's place or shape, or one is added.
@@ -203,60 +187,9 @@ class Replica:
         if wanted := {name for name in names if network_of(name) in forgetful}:
             self.inner.forget(wanted)
 
-    @contextmanager
-    def following(self, names: Iterable[str]) -> Iterator[None]:
-        """While these local weights are written to; copies that optimisers keep of them follow.
-
-        Such as masters in fp32 of weights in bf16, which the next step would put back. Meanwhile
-        they hold what they differ by, so that it takes no memory.
-        """
-        copies = self._copies(set(names))
-        for live, copy in copies:
-            copy.sub_(live.to(copy.device))
-        try:
-            yield
-        finally:
-            for live, copy in copies:
-                now = live.to(copy.device)
-                copy.add_(now)
-                # Where another exponent rounds otherwise: next time it is to be known again.
-                copy.copy_(torch.where(copy.to(now.dtype) == now, copy, now))
-
-    def _copies(self, names: set[str]) -> list[tuple[Tensor, Tensor]]:
-        """Of these, local weights and a copy that is kept, but for what is rounded away.
-
-        Decided by field, for all parameters at once: what was another value once is no copy.
-        """
-        num = sum(len(s) for o in self.inner.optimizers.values() for s in o.state.values())
-        if num == self._num_apart:
-            return []
-        fields: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
-        for moment, value in self.inner.state().items():
-            field, _, name = moment.partition("|")
-            config = self._config.get(network_of(name), InnerConfig())
-            is_wanted = config.state == "keep" and name in self.live
-            if is_wanted and field not in self._apart and not field.endswith(":step"):
-                fields.setdefault(field, {})[name] = local(self.live[name]), local(value)
-        if not fields:
-            self._num_apart = num
-        copies = []
-        for field, named in fields.items():
-            if not (pairs := [pair for name, pair in named.items() if name in names]):
-                continue
-            if all(map(_is_copy, pairs)):
-                # Of zeros nothing is known yet.
-                copies += pairs if any(bool(live.any()) for live, _ in pairs) else []
-            elif all(bool(live.isfinite().all()) for live, _ in pairs):
-                self._apart.add(field)
-                if self.group.rank == 0 and _is_near(pairs):
-                    key, _, kept = field.rpartition(":")
-                    log.warning(
-                        "optimizers[%r] keeps %r, which is close to the weights and does not "
-                        "follow what is merged; if its steps lead there, as those of schedule-free "
-                        "optimisers and Lookahead do, set inner.%s.state=reset",
-                        *(key, kept, network_of(next(iter(named)))),
-                    )
-        return copies
+    def following(self, names: Iterable[str]) -> AbstractContextManager[None]:
+        """While these local weights are written to; copies that optimisers keep of them follow."""
+        return self._copies.following(names)
 
     # What leaves ---------------------------------------------------------------------------
 
@@ -527,41 +460,3 @@ def _named(networks: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
     for network, module in networks.items():
         for name, tensor in [*module.named_buffers(), *module.named_parameters()]:
             yield f"{network}/{name}", tensor
-
-
-def _is_copy(pair: tuple[Tensor, Tensor]) -> bool:
-    live, value = pair
-    return value.shape == live.shape and torch.equal(value.to(live), live)
-
-
-def _is_near(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Whether values are of their weights' shapes, and closer to them than other tensors are."""
-    if any(value.shape != live.shape or not value.is_floating_point() for live, value in pairs):
-        return False
-    apart = [float(torch.dist(value.to(live).float(), live.float())) for live, value in pairs]
-    return math.hypot(*apart) < _NEAR * math.hypot(*(float(live.norm()) for live, _ in pairs))
-
-
-def _marks(state: State) -> dict[str, tuple[int, int, int]]:
-    """What tells whether a tensor was written to; less than a forward pass, 0.3 s a GB on a CPU.
-
-    Its version alone does not: writes by `.data` and by fused optimisers leave that as it is.
-    """
-    prints = {name: _fingerprint(local(value)) for name, value in state.items()}
-    return {n: (local(v).data_ptr(), v._version, int(prints[n])) for n, v in state.items()}
-
-
-def _fingerprint(value: Tensor) -> Tensor:
-    """32 bits of a tensor's bytes, span by span: the sum of their squares, as integers.
-
-    In a plain sum what goes up here and down there is not seen; nor would a square see signs.
-    """
-    flat = value.reshape(-1)
-    data = (torch.view_as_real(flat) if flat.is_complex() else flat).reshape(-1).view(torch.uint8)
-    is_aligned = (data.data_ptr() | len(data)) % 4 == 0
-    words = data.view(torch.int32) if is_aligned else data.to(torch.int32)
-    found = torch.zeros((), dtype=torch.int32, device=value.device)
-    for span in spans(len(words), span_values(len(words), words.device)):
-        part = words[span] ^ (words[span] >> 31)
-        found += part.mul_(part).sum(dtype=torch.int32)
-    return found

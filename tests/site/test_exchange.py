@@ -90,11 +90,13 @@ def test_what_half_precision_rounds_away_as_an_update_lands_is_no_step_of_the_si
         assert not any(bool(delta.any()) for delta in taken.values())
 
 
-def stepped(make: Callable[[Any], torch.optim.Optimizer], dtype: torch.dtype) -> tuple[Any, ...]:
+def stepped(
+    make: Callable[[Any], torch.optim.Optimizer], dtype: torch.dtype, state: str = "keep"
+) -> tuple[Any, ...]:
     """A network after a step, its optimiser, and its replica with other global weights."""
     net = network().to(dtype)
     optimizer = make(net.parameters())
-    replica = Replica({"net": net}, {"net": optimizer})
+    replica = Replica({"net": net}, {"net": optimizer}, {"net": InnerConfig(state=state)})
     net(torch.ones(BATCH, WIDTH, dtype=dtype)).square().mean().backward()
     optimizer.step()
     for value in replica.base.values():
@@ -162,8 +164,7 @@ class Leading(torch.optim.SGD):
 def test_weights_that_an_optimiser_goes_on_from_beside_the_live_ones_are_told_once(
     make: Any, state: str, is_told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, _, replica = stepped(make, torch.float32)
-    replica._config = {"net": InnerConfig(state=state)}
+    _, _, replica = stepped(make, torch.float32, state)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             land(replica)
