@@ -403,5 +403,8 @@ def _read(
         before = path.with_suffix(".previous.safetensors")
         with suppress(CheckpointError):
             check_tensors(before)
-            mend = f"{before.name} beside it is whole: --resume of a run goes on from it"
+            mend = (
+                f"{before.name} beside it is whole: --resume of a run that has not ended goes on "
+                f"from it, and where it has ended, rename it to {path.name}"
+            )
         raise CheckpointError(f"checkpoint {path} cannot be read ({error}); {mend}") from None

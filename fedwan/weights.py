@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -70,13 +70,22 @@ class Trained:
                 f"{self.folder} has no network {network!r}, but {', '.join(self.networks)}"
                 f"{nearest(network, self.networks)}"
             )
-        tensors = self.networks[network]
-        shapes = {name: tuple(value.shape) for name, value in tensors.items()}
-        missing = _absent(module, shapes, f"network {network!r} of {self.folder}")
-        _put(module, tensors)
+        module = unwrapped(module)
+        missing = self._lacking(module, network)
+        if any(value.is_meta for value in _tensors(module).values()):
+            raise UserError(
+                f"the module for network {network!r} lies on meta, without memory; give it some "
+                'before, as module.to_empty(device="cpu") does'
+            )
+        _put(module, self.networks[network])
         for refresh in spectral_norms({network: module}):
             refresh()
         return missing
+
+    def _lacking(self, module: nn.Module, network: str) -> list[str]:
+        """Names of its tensors that are not here; a `ConfigError` if it does not fit."""
+        shapes = {name: tuple(value.shape) for name, value in self.networks[network].items()}
+        return _absent(module, shapes, f"network {network!r} of {self.folder}")
 
     def workload(self, device: torch.device | str = "cpu") -> Descent:
         """The recipe's workload with these weights, in evaluation mode.
@@ -94,7 +103,13 @@ class Trained:
         from fedwan.app import load_workload
 
         built: Descent = load_workload(self.config.workload).build(self.config, device)
-        load_initial(built.networks, self.config)
+        stayed = {n for n in built.networks if n not in self.networks}
+        for network in self.networks:
+            module = built.networks[network]
+            if {*self._lacking(module, network)} - _spectral(module):
+                stayed.add(network)
+        init = {network: path for network, path in self.config.init.items() if network in stayed}
+        load_initial(built.networks, dataclasses.replace(self.config, init=init))
         for network in self.networks:
             self.load_into(built.networks[network], network)
             built.networks[network].eval()
@@ -129,21 +144,56 @@ def load(run: str | Path, *, ema: bool = True) -> Trained:
     return Trained(folder, load_config(folder / "config.yaml"), networks, ema)
 
 
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The network itself, where DDP, DataParallel or torch.compile are around it, in any order."""
+    if any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules()):
+        raise UserError(
+            "a network holds a FullyShardedDataParallel (FSDP1), which makes its parameters others "
+            "than torch names; shard it by FSDP2: torch.distributed.fsdp.fully_shard(network)"
+        )
+    while True:
+        is_wrapped = isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel)
+        inner = getattr(module, "module" if is_wrapped else "_orig_mod", None)
+        if inner is None:
+            return module
+        module = inner
+
+
 # Initial weights ---------------------------------------------------------------------------------
 
 
-def load_initial(networks: Mapping[str, nn.Module], config: Config) -> None:
+def load_initial(
+    networks: Mapping[str, nn.Module], config: Config, held: Collection[int] | None = None
+) -> None:
     """Put initial weights from files into networks, plain or sharded, in place.
 
-    A file may lack what is frozen, and what stays at its site.
+    A file may lack what is frozen, and what stays at its site; `held` as of `check_initial`.
     """
-    check_initial(networks, config)
+    check_initial(networks, config, held)
     for network, path in config.init.items():
-        _put(networks[network], load_file(path))
+        targets, tensors = _tensors(networks[network]), load_file(path)
+        for name, value in tensors.items():
+            dtype = targets[name].dtype
+            if (value.is_floating_point(), value.is_complex()) != (
+                dtype.is_floating_point,
+                dtype.is_complex,
+            ):
+                mend = f"is {value.dtype} for {dtype}; give weights as they were trained"
+            elif not value.to(dtype).isfinite().all():
+                mend = f"holds values that are not finite in {dtype}; give another file"
+            else:
+                continue
+            raise ConfigError(f"init.{network} = {path!r}: {name!r} {mend}")
+        _put(networks[network], tensors)
 
 
-def check_initial(networks: Mapping[str, nn.Module], config: Config) -> None:
-    """Refuse files that do not fit networks, which may be on torch's meta device."""
+def check_initial(
+    networks: Mapping[str, nn.Module], config: Config, held: Collection[int] | None = None
+) -> None:
+    """Refuse files that do not fit networks, which may be on torch's meta device.
+
+    `held`: `id` of the parameters that optimisers step; None for those that require a gradient.
+    """
     for network, path in config.init.items():
         key = f"init.{network}"
         if network not in networks:
@@ -151,12 +201,15 @@ def check_initial(networks: Mapping[str, nn.Module], config: Config) -> None:
                 f"{key}: networks are {', '.join(networks)}{nearest(network, networks)}"
             )
         module, key = networks[network], f"{key} = {path!r}"
-        missing = _absent(module, shapes_of(key, Path(path)), key)
+        missing = {*_absent(module, shapes_of(key, Path(path)), key)} - _spectral(module)
         patterns = config.excluded.get(network, ())
-        frozen = {name for name, value in module.named_parameters() if not value.requires_grad}
-        spectral = {n for n, v in module.named_buffers() if role_of_buffer(n, v) is Role.SPECTRAL}
-        for name in missing:
-            if name not in frozen | spectral and not any(fnmatchcase(name, p) for p in patterns):
+        frozen = {
+            name
+            for name, value in module.named_parameters()
+            if not (value.requires_grad if held is None else id(value) in held)
+        }
+        for name in sorted(missing - frozen):
+            if not any(fnmatchcase(name, p) for p in patterns):
                 raise ConfigError(
                     f"{key} lacks {name!r}, which is trained; give a file with all trained tensors"
                 )
@@ -172,8 +225,12 @@ def shapes_of(key: str, path: Path) -> dict[str, Shape]:
     except (safetensors.SafetensorError, OSError) as error:
         raise ConfigError(
             f"{key} is no safetensors file ({error}); write one with "
-            "safetensors.torch.save_file(module.state_dict(), path)"
+            "safetensors.torch.save_model(module, path)"
         ) from None
+
+
+def _spectral(module: nn.Module) -> set[str]:
+    return {n for n, v in module.named_buffers() if role_of_buffer(n, v) is Role.SPECTRAL}
 
 
 def _absent(module: nn.Module, shapes: Mapping[str, Shape], what: str) -> list[str]:
@@ -264,10 +321,10 @@ def _open_up(folder: Path) -> None:
 
 def _readme(trained: Trained, modules: Mapping[str, nn.Module]) -> str:
     """`modules` as the recipe builds them, by name; none where there is no recipe."""
-    whole = {n for n, module in modules.items() if not _missing(module, trained.networks[n])}
+    partial = {n for n, module in modules.items() if _missing(module, trained.networks[n])}
     loading = "\n".join(
         f'{name}.load_state_dict(load_file("{name}.safetensors")'
-        f"{'' if name in whole else ', strict=False'})"
+        f"{', strict=False' if name in partial else ''})"
         for name in trained.networks
     )
     built = "".join(
@@ -276,11 +333,12 @@ def _readme(trained: Trained, modules: Mapping[str, nn.Module]) -> str:
         for n, m in modules.items()
     )
     left = ""
-    if whole != trained.networks.keys():
+    if partial or not modules:
         left = (
-            "\nWith `strict=False` it is told what a file lacks: frozen layers and layers of the "
-            "sites' own never left them,\na tensor that is tied to another lies under one of their "
-            "names, and spectral norm's vectors follow from weights.\n"
+            "\nA file may lack names of its module, which `strict=False` leaves as they are:\n"
+            "frozen layers and layers of the sites' own never left them, a tensor that is tied\n"
+            "to another lies under one of their names, and spectral norm's vectors follow from\n"
+            "weights.\n"
         )
     return (
         f"# Weights of {subject(trained.config)}, trained with fedwan {fedwan.__version__}\n\n"

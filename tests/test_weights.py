@@ -68,6 +68,10 @@ def test_a_module_of_the_users_own_takes_a_networks_weights(tmp_path: Path) -> N
     trained = fedwan.load(tmp_path / "run")
     assert "1.weight" not in trained.networks["net"]
     assert trained.load_into(tied, "net") == []
+    tied[1].weight.data.zero_()
+    wrapped = nn.DataParallel(tied)
+    assert trained.load_into(wrapped, "net") == [] and tied[1].weight.any()
+    refused(lambda: trained.load_into(tied.to("meta"), "net"), UserError, "lies on meta")
 
 
 def test_what_stayed_at_the_sites_is_named_and_left_as_it_was(tmp_path: Path) -> None:
@@ -111,7 +115,7 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path) -> None:
     before.write_bytes(whole[:50])
     refused(lambda: fedwan.load(run), CheckpointError, "; restore it from a copy, or start")
     before.write_bytes(whole)
-    says = f"; {before.name} beside it is whole: --resume of a run goes on from it"
+    says = f"; {before.name} beside it is whole: --resume of a run that has not ended goes on "
     refused(lambda: fedwan.load(run), CheckpointError, says)
     assert newest_whole(path.parent)[1].endswith("); the one before it takes its place")
     path.unlink()
@@ -166,7 +170,7 @@ def test_a_run_of_a_script_has_networks_and_files_but_no_workload(tmp_path: Path
     assert load_file(tmp_path / "weights" / "generator.safetensors")
     text = (tmp_path / "weights" / "README.md").read_text()
     assert "never left them" in text
-    assert 'generator.load_state_dict(load_file("generator.safetensors"), strict=False)' in text
+    assert 'generator.load_state_dict(load_file("generator.safetensors"))' in text
     settings = json.loads((tmp_path / "weights" / "config.json").read_text())["config"]
     assert "outer" in settings and not {"out", "data", "model", "site"} & settings.keys()
 
@@ -208,6 +212,12 @@ def test_vectors_of_spectral_norm_and_frozen_and_excluded_tensors_may_be_missing
     frozen = network()
     frozen[0].requires_grad_(False)
     load_initial({"net": frozen}, Config(init=init))
+    unheld = network()  # no optimiser steps its first layer
+    held = {id(param) for param in unheld[2].parameters()}
+    load_initial({"net": unheld}, Config(init=init), held)
+    held.add(id(unheld[0].weight))
+    with pytest.raises(ConfigError, match="lacks '0.weight', which is trained"):
+        load_initial({"net": unheld}, Config(init=init), held)
 
 
 def test_a_file_that_does_not_fit_is_one_line_and_changes_nothing(tmp_path: Path) -> None:
@@ -225,6 +235,31 @@ def test_a_file_that_does_not_fit_is_one_line_and_changes_nothing(tmp_path: Path
     del other[1]
     says({"net": other}, init, "'1.bias' is of shape (3,), which the module has not")
     assert torch.equal(before, other[0].weight)
+    odd = network()
+    odd[0].weight.data[0, 0] = torch.nan
+    init = saved(tmp_path / "nan.safetensors", odd)
+    says({"net": network()}, init, "'0.weight' holds values that are not finite in torch.float32")
+    odd[0].weight.data[0, 0] = 1e6
+    init = saved(tmp_path / "large.safetensors", odd)
+    says({"net": network().half()}, init, "not finite in torch.float16; give another file")
+    coded = {n: v.to(torch.int8) for n, v in network().state_dict().items()}
+    save_file(coded, tmp_path / "coded.safetensors")
+    init = {"net": str(tmp_path / "coded.safetensors")}
+    says({"net": other}, init, "'1.bias' is of shape (3,)")
+    says({"net": network()}, init, "is torch.int8 for torch.float32; give weights as they were")
+
+
+def test_a_file_that_a_run_started_from_is_read_again_where_the_run_lacks_something_alone(
+    tmp_path: Path,
+) -> None:
+    whole = exported(tmp_path / "a") / "generator.safetensors"
+    write_run(tmp_path / "b", f"init.generator={whole}")
+    write_run(tmp_path / "c", f"init.generator={whole}", "network.generator.exclude=['*.bias']")
+    whole.unlink()
+    assert fedwan.load(tmp_path / "b").workload().networks["generator"]
+    export(fedwan.load(tmp_path / "b"), "safetensors", tmp_path / "weights")
+    assert "missing" in json.loads((tmp_path / "weights" / "config.json").read_text())
+    refused(fedwan.load(tmp_path / "c").workload, ConfigError, "is no file on this machine")
 
 
 def test_a_run_is_refused_before_it_starts_where_a_file_does_not_fit(tmp_path: Path) -> None:

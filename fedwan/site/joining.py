@@ -37,7 +37,7 @@ from fedwan.site.checkpoint import Stateful
 from fedwan.site.group import has_group, open_group
 from fedwan.site.script import ONCE, Script
 from fedwan.site.site import Membership, Site
-from fedwan.weights import load_initial
+from fedwan.weights import load_initial, unwrapped
 from fedwan.workloads.base import NetworkKind
 
 KINDS: tuple[NetworkKind, ...] = ("adversarial", "regression")
@@ -96,7 +96,7 @@ def join(
     for what, call in (("evaluate", evaluate), ("sample", sample)):
         if call is not None and not callable(call):
             raise UserError(f"{what} is a {type(call).__name__}; give a function")
-    modules = {name: _unwrapped(module) for name, module in networks.items()}
+    modules = {name: unwrapped(module) for name, module in networks.items()}
     optimizers = {name: _optimizer_in(wrapper) for name, wrapper in optimizers.items()}
     try:
         trained = _trained(modules, optimizers, kinds or {})
@@ -106,7 +106,7 @@ def join(
             return Alone(script)
         config = member.config
         group = open_group(config.round.patience_s)
-        load_initial(modules, config)
+        load_initial(modules, config, _held(optimizers))
         if config.num_sites > 1:
             seed_all(derive_seed(torch.initial_seed(), config.seed, member.name))
         return Site(member, script, group)
@@ -250,21 +250,6 @@ def _open_link(config: Config, address: str, identity: Identity) -> Link:
     return link
 
 
-def _unwrapped(module: nn.Module) -> nn.Module:
-    """The network itself, where DDP, DataParallel or torch.compile are around it, in any order."""
-    if any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules()):
-        raise UserError(
-            "a network holds a FullyShardedDataParallel (FSDP1), which makes its parameters others "
-            "than torch names; shard it by FSDP2: torch.distributed.fsdp.fully_shard(network)"
-        )
-    while True:
-        is_wrapped = isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel)
-        inner = getattr(module, "module" if is_wrapped else "_orig_mod", None)
-        if inner is None:
-            return module
-        module = inner
-
-
 def _optimizer_in(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimiser itself, where one is around it that has no state of its own: accelerate's."""
     while True:
@@ -274,13 +259,18 @@ def _optimizer_in(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         optimizer = inner
 
 
+def _held(optimizers: Mapping[str, torch.optim.Optimizer]) -> set[int]:
+    """`id` of the parameters that some optimiser steps."""
+    return {id(p) for o in optimizers.values() for group in o.param_groups for p in group["params"]}
+
+
 def _trained(
     networks: Mapping[str, nn.Module],
     optimizers: Mapping[str, torch.optim.Optimizer],
     kinds: Mapping[str, NetworkKind],
 ) -> dict[str, NetworkKind]:
     """Kinds of the networks that some optimiser steps."""
-    held = {id(p) for o in optimizers.values() for group in o.param_groups for p in group["params"]}
+    held = _held(optimizers)
     trained = [n for n, m in networks.items() if any(id(p) in held for p in m.parameters())]
     if not trained:
         raise UserError(
