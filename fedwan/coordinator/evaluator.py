@@ -119,7 +119,7 @@ class Evaluator:
         step = self._steps.get(version, 0)
         before, self._latest = self._latest, finding
         if before and before.version == version and before.sites != sites:
-            if text := disagreement(before, finding):
+            if self._hub.evaluation.pairs and (text := disagreement(before, finding)):
                 self._hub.event("warning", None, text)
             if not _fd(finding) > _fd(before):
                 self._latest = before
@@ -184,9 +184,15 @@ def _fd(finding: Evaluated) -> float:
 
 
 def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the numbers that all rows hold."""
-    shared = [k for k in rows[0] if all(isinstance(row.get(k), int | float) for row in rows)]
-    return {key: fmean(row[key] for row in rows) for key in shared}
+    """Of the numbers, and lists of as many of them, that all rows hold."""
+    means: dict[str, Any] = {}
+    for key in rows[0]:
+        values: list[Any] = [row.get(key) for row in rows]
+        if all(isinstance(value, int | float) for value in values):
+            means[key] = fmean(values)
+        elif all(isinstance(v, list) and len(v) == len(rows[0][key]) for v in values):
+            means[key] = list(map(fmean, zip(*values, strict=True)))
+    return means
 
 
 def _tensors(report: Report) -> State:

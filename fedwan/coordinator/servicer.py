@@ -29,7 +29,7 @@ from fedwan.output.records import SPENT
 from fedwan.protocol.agreement import Claim
 from fedwan.protocol.evidence import statement_of
 from fedwan.protocol.gate import overcounted
-from fedwan.protocol.limits import bound, read_report
+from fedwan.protocol.limits import Report, bound, read_report
 from fedwan.protocol.round import Key
 
 MAX_WAIT_S = 10.0
@@ -165,9 +165,9 @@ class Servicer(Federation):
 
     @_bounded
     def report(self, site: str, report: wire.QualityReport) -> None:
-        answer, problem = None, ""
+        answer: Report | None = None
         try:
-            answer = read_report(report)
+            answer, problem = read_report(report)
         except PayloadError as error:
             problem = str(error)
         with self.changed:

@@ -272,7 +272,7 @@ class Board:
                 n for n, value in figures.items() if value is None or isinstance(value, float)
             )
             text = f"no finite number: {', '.join(odd)}" if odd else "not measured"
-            if self.config.workload == COMMAND and not odd:
+            if self.config.workload == COMMAND and not figures:
                 text = "the script gives no evaluate="
             return "quality", number_text(None), [text]
         if floor:

@@ -15,7 +15,7 @@ import heapq
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from threading import Lock
@@ -116,28 +116,45 @@ Record = RoundRecord | QualityRecord | EventRecord
 SPENT = ("compute_s", "wait_s", "bytes_up", "bytes_down")
 """What a round's record, and the event `leave`, tell of a site's time and bytes."""
 
-NOT_A_RECORD = (ValueError, KeyError, TypeError, AttributeError)
+NOT_A_RECORD = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """What `to_record` of a damaged row raises."""
-_ROUND_FIELDS = frozenset(field.name for field in fields(RoundRecord))
+
+
+def _numbers(value: Mapping[str, Any]) -> dict[str, float | None]:
+    return {name: None if number is None else float(number) for name, number in value.items()}
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+_AS: dict[str, Callable[[Any], Any]] = {
+    "float": float,
+    "int": int,
+    "str": _text,
+    "Mapping[str, float | None]": _numbers,
+}
+_ROUND_FIELDS = {field.name: _AS[str(field.type)] for field in fields(RoundRecord)}
 
 
 def to_record(row: Mapping[str, Any]) -> Record | None:
     """A row as a record; None for an event without text, and for a kind that is not known here.
 
-    Raises:
-        KeyError: something that every row of its kind holds is missing.
-        TypeError: the same.
+    Raises `NOT_A_RECORD` where something that every row of its kind holds is missing, or none.
     """
     rest = dict(row)
     kind, t = rest.pop("kind"), float(rest["t"])
     if kind == "round":
-        return RoundRecord(**{name: rest[name] for name in rest if name in _ROUND_FIELDS})
+        return RoundRecord(**{n: _ROUND_FIELDS[n](rest[n]) for n in rest if n in _ROUND_FIELDS})
     del rest["t"]
     if kind == "quality":
         version, step, site = int(rest.pop("version")), int(rest.pop("step")), rest.pop("site", "")
         return QualityRecord(t, version, step, rest, str(site))
     if kind == "event" and "text" in rest:
-        return EventRecord(t, rest.pop("event"), rest.pop("site"), rest.pop("text"), rest)
+        event, site, text = _text(rest.pop("event")), rest.pop("site"), _text(rest.pop("text"))
+        return EventRecord(t, event, None if site is None else _text(site), text, rest)
     return None
 
 
@@ -232,7 +249,7 @@ def _read(path: Path, at: dict[str, int] | None = None) -> Iterator[tuple[bytes,
 def _lines_until(path: Path, rounds: int, versions: Sequence[int]) -> Iterator[bytes]:
     def is_kept(record: Record) -> bool:
         if isinstance(record, RoundRecord):
-            return record.version <= versions[record.fragment]
+            return record.version <= dict(enumerate(versions)).get(record.fragment, 0)
         return getattr(record, "version", 0) <= rounds
 
     return (line.rstrip(b"\n") + b"\n" for line, record in _read(path) if is_kept(record))

@@ -1,8 +1,8 @@
 """Which sites measure quality, and whose answers belong together.
 
 Of data that sites share any of them measures the same, so one is asked; now and then, and at the
-end, another one too, which tells whether the first one lies. Where each site has data of its own
-all are asked.
+end, another one too, which tells whether the first one lies. Where that is not known, of a script,
+it is always the same one, while it is there. Where each site has data of its own all are asked.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ class Evaluation:
 
     def __init__(self, asks_all: bool, pairs: bool = False) -> None:
         self._asks_all = asks_all
-        self._pairs = pairs
-        """Whether two are asked now and then."""
+        self.pairs = pairs
+        """Whether sites measure the same, so that two are asked now and then."""
+        self._last = ""
+        """Who was asked last: what others measure may not be comparable."""
         self._num_chosen = 0
         """Evaluations that one site was asked for, or two."""
         self._asked: set[str] = set()
@@ -44,9 +46,12 @@ class Evaluation:
             # Who has not answered the last question may not answer this one.
             chosen = [name for name in chosen if name not in self._asked] or chosen
             here = [name for name in latest if name in chosen]
-            is_pair = self._pairs and (is_last or not self._num_chosen % PAIR_EVERY)
+            is_pair = self.pairs and (is_last or not self._num_chosen % PAIR_EVERY)
             self._num_chosen += bool(chosen)
+            if self._last in chosen and not self.pairs:
+                here = [self._last]
             chosen = [*here, *(n for n in chosen if n not in here)][: 1 + is_pair]
+            self._last = chosen[0] if chosen else self._last
         elif not self.is_idle(chosen):
             self._missed += 1
             if self._missed < MOST_MISSED:

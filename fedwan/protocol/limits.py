@@ -112,36 +112,40 @@ class Names:
         return {name: value for name, value in values.items() if name in taken}
 
 
-def read_report(report: wire.QualityReport) -> Report:
-    """Check figures and samples."""
+def read_report(report: wire.QualityReport) -> tuple[Report, str]:
+    """Check figures and samples; figures that cannot be taken are left out, and the first told."""
     _check_samples(report.samples)
-    figures = _figures(report.figures_json)
-    return Report(report.version, figures, report.samples, report.evaluation_s)
-
-
-def _figures(text: str) -> dict[str, Any]:
     try:
-        figures = json.loads(text)
+        said = json.loads(report.figures_json)
     except (ValueError, RecursionError):
-        figures = None
-    if not isinstance(figures, dict) or len(figures) > MOST_FIGURES:
+        said = None
+    if not isinstance(said, dict) or len(said) > MOST_FIGURES:
         raise PayloadError(f"a report's figures are no JSON object of at most {MOST_FIGURES} names")
-    for name, value in figures.items():
-        if not is_name(name) or name in _TAKEN:
-            raise PayloadError(
-                f"a report has a figure named {name[:_LONGEST_NAME]!r}; give it another name, of "
-                f"at most {_LONGEST_NAME} characters and none of {', '.join(sorted(_TAKEN))}"
-            )
-        is_list = isinstance(value, list) and name != "fd"
-        numbers = value if is_list else [value]
-        if len(numbers) > _MOST_BINS or not all(map(_is_number, numbers)):
-            raise PayloadError(
-                f"a report's figure {name!r} is no number up to {_LARGEST:g}, and no list of up "
-                f"to {_MOST_BINS} of them"
-            )
-        numbers = [n if math.isfinite(n) else math.nan for n in numbers]
-        figures[name] = numbers if is_list else numbers[0]
-    return figures
+    figures: dict[str, Any] = {}
+    problem = ""
+    for name, value in said.items():
+        try:
+            figures[name] = _figure(name, value)
+        except PayloadError as error:
+            problem = problem or f"{error}; the others are taken"
+    return Report(report.version, figures, report.samples, report.evaluation_s), problem
+
+
+def _figure(name: str, value: object) -> Any:
+    if not is_name(name) or name in _TAKEN:
+        raise PayloadError(
+            f"a report has a figure named {name[:_LONGEST_NAME]!r}; give it another name, of "
+            f"at most {_LONGEST_NAME} characters and none of {', '.join(sorted(_TAKEN))}"
+        )
+    is_list = isinstance(value, list) and name != "fd"
+    numbers: Any = value if is_list else [value]
+    if len(numbers) > _MOST_BINS or not all(map(_is_number, numbers)):
+        raise PayloadError(
+            f"a report's figure {name!r} is no number up to {_LARGEST:g}, and no list of up "
+            f"to {_MOST_BINS} of them"
+        )
+    numbers = [n if math.isfinite(n) else math.nan for n in numbers]
+    return numbers if is_list else numbers[0]
 
 
 def _is_number(value: object) -> bool:

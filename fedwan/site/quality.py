@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -97,7 +98,7 @@ class Quality:
             try:
                 self._stub.report(report)
             except PayloadError as error:
-                log.warning("the coordinator does not take this site's figures: %s", error)
+                log.warning("the coordinator does not take what this site measured: %s", error)
         if figures:
             log.info("quality of version %d in %.2f s: %s", version, time.monotonic() - began, text)
 
@@ -124,8 +125,9 @@ def figures_of(evaluate: Evaluate, seed: int) -> tuple[dict[str, Any], dict[str,
         if name in tensors:
             continue
         try:
-            # Tensors of one value, and NumPy's, as numbers.
-            figures[name] = value.item() if hasattr(value, "item") else value
+            # Tensors of one value, and NumPy's, as numbers; none is one that is not finite.
+            number = math.nan if value is None else value
+            figures[name] = number.item() if hasattr(number, "item") else number
             if isinstance(figures[name], str):
                 raise TypeError
             json.dumps(figures[name])

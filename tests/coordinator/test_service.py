@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import threading
@@ -216,13 +217,15 @@ def test_a_run_that_is_ended_from_outside_keeps_the_reason_and_tells_it_until_it
 def test_figures_that_no_record_can_hold_end_no_run(tmp_path: Path, others: Any) -> None:
     class Careless(TinyWorkload):
         def evaluate(self, *args: object) -> dict[str, Any]:
-            return {"fd": torch.tensor(float("nan")), **others}
+            return {"fd": torch.tensor(float("nan")), "none": None, **others}
 
     ran = run_tiny(tmp_path, tiny_config(sites=1, steps=2), make=lambda: Careless(NET))
     qualities = [row for row in ran.result.records if row["kind"] == "quality"]
-    assert len(qualities) == (0 if others else 2) and len(ran.hashes) == 1
+    assert len(qualities) == 2 and len(ran.hashes) == 1
     texts = ran.events("rejected" if others else "warning")
     assert ("a figure named 'kind'" if others else "measured an fd of nan") in texts[0]
+    assert all(math.isnan(row["fd"]) and math.isnan(row["none"]) for row in qualities)
+    assert {row["site"] for row in qualities} == {"s1"}
 
 
 def test_figures_of_images_are_kept_with_what_they_were_seen_through(tmp_path: Path) -> None:

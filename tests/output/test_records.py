@@ -62,6 +62,29 @@ def test_a_damaged_line_in_the_middle_is_named_and_a_kind_of_the_future_passed_o
         read_records(path.parent)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"losses": None}, {"losses": {"g": "low"}}, {"version": None}, {"bytes_up": None}),
+        *({"run_step": None}, {"norms": None}, {"site": None}, {"site": 5}, {"t": "now"}),
+    ],
+)
+def test_a_line_whose_values_are_of_other_kinds_is_named(
+    path: Path, change: dict[str, Any]
+) -> None:
+    row = {"t": 1.0, **round_row(1, "s1")}
+    path.parent.mkdir()
+    path.write_text("\n".join(json.dumps(each) for each in (row, row | change, row)) + "\n")
+    with pytest.raises(ConfigError, match="line 2 is no record"):
+        read_records(path.parent)
+    path.write_text("[" * 100_000 + "\n" + json.dumps(row) + "\n")
+    with pytest.raises(ConfigError, match="line 1 is no record"):
+        read_records(path.parent)
+    path.write_text(json.dumps(row | {"fragment": 7}) + "\n")
+    Recorder(path.parent, (1, [1])).close()
+    assert read_records(path.parent) == []
+
+
 def test_a_resumed_run_drops_what_it_will_make_again_and_keeps_what_happened(path: Path) -> None:
     for version in (1, 2, 3):
         rows = (round_row(version, "s1"), quality_row(version, 1.0))

@@ -9,7 +9,7 @@ SITES = ["s1", "s2", "s3"]
 REPORT = Report(1, {"fd": 1.0})
 
 
-def test_of_shared_data_another_site_is_asked() -> None:
+def test_of_data_that_may_differ_the_same_site_is_asked_while_it_is_there_and_answers() -> None:
     evaluation = Evaluation(asks_all=False)
     assert evaluation.choose(SITES, SITES) == ["s1"]
     assert evaluation.choose(SITES, ["s2"]) == ["s2"]
@@ -17,7 +17,12 @@ def test_of_shared_data_another_site_is_asked() -> None:
     evaluation.hear("s2", REPORT)
     assert evaluation.found(SITES) == [{"s2": REPORT}] and evaluation.found(SITES) == []
     assert evaluation.choose([], []) == []
-    assert evaluation.choose(SITES, SITES) == ["s1"]
+    for latest in (SITES, ["s3"], []):
+        assert evaluation.choose(SITES, latest) == ["s2"]
+        evaluation.hear("s2", REPORT)
+    assert evaluation.choose(["s1", "s3"], ["s3"]) == ["s3"]
+    evaluation.hear("s3", REPORT)
+    assert evaluation.choose(SITES, SITES) == ["s3"]
 
 
 def test_of_shared_data_two_are_asked_the_first_time_every_fourth_and_at_the_end() -> None:
