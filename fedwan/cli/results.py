@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -143,6 +145,6 @@ def new(folder: NewFolder) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     skeleton = Path(__file__).resolve().parents[1] / "_skeleton"
     for path in sorted(path for path in skeleton.iterdir() if path.is_file()):
-        (folder / path.name).write_text(path.read_text().replace("NAME", folder.absolute().name))
+        shutil.copyfile(path, folder / path.name)
         typer.echo(folder / path.name)
-    typer.echo(f"next: cd {folder} && python train.py")
+    typer.echo(f"next: cd {shlex.quote(str(folder))} && python train.py")

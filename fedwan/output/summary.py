@@ -110,11 +110,18 @@ def write_summary(summary: Summary, path: Path) -> None:
     replace_text(path, json.dumps(row, indent=2, allow_nan=False) + "\n")
 
 
+_KINDS: dict[str, Any] = {"int": int, "float": (int, float), "str": str, "dict[str, Any]": dict}
+
+
 def read_summary(path: Path) -> Summary:
     """Read `summary.json` of a run that has ended."""
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
-        return Summary(**{field.name: row[field.name] for field in dataclasses.fields(Summary)})
+        given = {field.name: row[field.name] for field in dataclasses.fields(Summary)}
+        for field in dataclasses.fields(Summary):
+            if not isinstance(value := given[field.name], _KINDS[str(field.type)]):
+                raise TypeError(f"{field.name} = {value!r}")
+        return Summary(**given)
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path} is no summary ({error!r}); remove it, and the run's --resume writes it anew"

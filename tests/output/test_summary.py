@@ -96,7 +96,10 @@ def test_warnings_are_told_where_there_are_any() -> None:
 
 def test_what_is_no_summary_is_told_with_the_mend(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
-    for text in ("{", "{}", "[]"):
+    write_summary(SUMMARY, path)
+    whole = json.loads(path.read_text())
+    odd = ({"bytes_up": None}, {"wall_s": "x"}, {"global_sha256": 5}, {"quality": None})
+    for text in ("{", "{}", "[]", *(json.dumps(whole | each) for each in odd)):
         path.write_text(text)
         with pytest.raises(
             ConfigError, match="is no summary .*; remove it, and the run's --resume writes it anew"
