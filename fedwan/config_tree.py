@@ -231,6 +231,10 @@ def _in_range(holds: Callable[[Any], bool], text: str) -> Valid:
     return lambda value: "" if holds(value) else f"is out of range; choose {text}"
 
 
+_LONGEST_LABEL = 63
+"""Of a name in DNS, between its points."""
+
+
 def _port_of(value: str) -> int:
     match = _ADDRESS.fullmatch(value)
     return int(match[1]) if match and int(match[1]) <= 65535 else -1
@@ -285,8 +289,9 @@ def setting(default: Any, valid: Valid) -> Any:
 
 
 def check_address(key: str, value: str) -> None:
-    """Refuse what is no `host:port`."""
-    if _port_of(value) < 1:
+    """Refuse what is no `host:port`, such as a name with an empty part."""
+    labels = value.rpartition(":")[0].strip("[]").removesuffix(".").split(".")
+    if _port_of(value) < 1 or not all(0 < len(label) <= _LONGEST_LABEL for label in labels):
         raise ConfigError(
             f"{key} = {value!r} is no host:port; write it like coordinator.example.com:"
             f"{7443 if key == 'door' else 7444}"

@@ -17,6 +17,10 @@ from fedwan.errors import DiskFull
 LEAST_BYTES = 4 << 20
 """Where fewer are free a service does not start: Flower's database alone begins with 2.5 MB."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_BROKEN = (errno.EROFS, errno.EIO)
+"""What a disk says that takes nothing any more."""
+LEAST_FILES = 16
+"""Of a file system that counts its files, and has fewer left."""
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 """What file systems without hard links say."""
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
@@ -32,7 +36,7 @@ def disk_full(
     `folder` is where it was written to, for errors that name no file; `num_bytes` what was to be
     written, 0 where nobody knows.
     """
-    if not isinstance(error, OSError) or error.errno not in (*_FULL, errno.EFBIG):
+    if not isinstance(error, OSError) or error.errno not in (*_FULL, *_BROKEN, errno.EFBIG):
         return None
     if folder is None and isinstance(error.filename, str):
         folder = Path(error.filename).parent
@@ -45,7 +49,15 @@ def disk_full(
     where, figures = "a disk that was written to", [os.strerror(error.errno)]
     if folder is not None:
         where = f"the disk of {folder}"
+    if error.errno in _BROKEN:
+        return DiskFull(
+            f"{where} takes nothing any more ({figures[0]}); mend or mount it, and start again: a "
+            "run goes on from its last checkpoint"
+        )
+    if folder is not None:
         figures.append(f"{_free_bytes(folder) / 1e6:.1f} MB free")
+        if _lacks_files(folder):
+            figures.append("no more files can be made there, see df -i")
     if num_bytes:
         figures.append(f"{num_bytes / 1e6:.1f} MB needed")
     return DiskFull(
@@ -56,7 +68,7 @@ def disk_full(
 
 def no_room(folder: Path) -> DiskFull | None:
     """That the disk of a folder is all but full, if it is."""
-    if _free_bytes(folder) >= LEAST_BYTES:
+    if _free_bytes(folder) >= LEAST_BYTES and not _lacks_files(folder):
         return None
     return disk_full(OSError(errno.ENOSPC, ""), folder, LEAST_BYTES)
 
@@ -72,8 +84,17 @@ def lack_of_room(folder: Path, num_bytes: int, what: str) -> str:
 
 
 def _free_bytes(folder: Path) -> int:
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    return shutil.disk_usage(there).free
+    return shutil.disk_usage(_there(folder)).free
+
+
+def _lacks_files(folder: Path) -> bool:
+    found = os.statvfs(_there(folder))
+    return 0 < found.f_files and found.f_favail < LEAST_FILES
+
+
+def _there(folder: Path) -> Path:
+    """It, or the next folder above it that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
 
 
 @contextmanager

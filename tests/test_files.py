@@ -141,3 +141,23 @@ def test_there_is_room_or_there_is_not(tmp_path: Path, monkeypatch: pytest.Monke
         usage = SimpleNamespace(free=free)
         monkeypatch.setattr(shutil, "disk_usage", lambda path, usage=usage: usage)
         assert (no_room(tmp_path / "not" / "there") is not None) == is_full
+
+
+@pytest.mark.parametrize(
+    ("num", "free", "is_full"), [(99, 3, True), (99, 50, False), (0, 0, False)]
+)
+def test_a_disk_that_takes_no_more_files_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num: int, free: int, is_full: bool
+) -> None:
+    found = SimpleNamespace(f_files=num, f_favail=free)
+    monkeypatch.setattr(os, "statvfs", lambda path: found)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=LEAST_BYTES))
+    told = no_room(tmp_path)
+    assert (told is not None) == is_full
+    assert told is None or "no more files can be made there, see df -i" in str(told)
+
+
+def test_a_disk_that_takes_nothing_any_more_is_a_line_as_well(tmp_path: Path) -> None:
+    with pytest.raises(DiskFull, match=rf"{tmp_path} takes nothing any more \(Read-only"):
+        with on_disk(tmp_path):
+            raise OSError(errno.EROFS, "Read-only file system")

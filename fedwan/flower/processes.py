@@ -320,12 +320,15 @@ def stop_on_sigterm(stop: threading.Event) -> Iterator[None]:
 
 
 def listen(address: str, key: str) -> socket.socket:
-    """A TCP socket at the `host:port` of setting `key`; no host is every address, port 0 any."""
+    """A TCP socket at the `host:port` of setting `key`; port 0 is any, `[::]` IPv4 as well."""
     host, port = host_and_port(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    is_both = host == "::" and socket.has_dualstack_ipv6()
     try:
         # Bound alone it would not refuse a second one; listening, it does.
-        return socket.create_server((host, port), family=family, backlog=128)
+        return socket.create_server(
+            (host, port), family=family, backlog=128, dualstack_ipv6=is_both
+        )
     except OSError as error:
         reason = {
             errno.EADDRINUSE: "the port is in use; stop what holds it or set another",

@@ -81,6 +81,7 @@ class GrpcLink:
     ) -> None:
         self._address = address
         self._renewable = Renewable(identity)
+        self._renewing = threading.Lock()
         self._patience_s = patience_s
         self._counter = ByteCounter()
         tcp = Congestion(settings)
@@ -118,20 +119,21 @@ class GrpcLink:
 
         Those under way end on the channels that they began on, which stay open until the next time.
         """
-        if not self._renewable.renew():
-            return False
-        identity = self._renewable.identity
-        for stub in self._stubs:
-            self._channels.append(dial(self._address, identity))
-            stub.connect(self._channels[-1], identity)
-        while len(self._channels) > 2 * len(self._stubs):
-            self._channels.pop(0).close()
-        return True
+        with self._renewing:
+            if not self._renewable.renew():
+                return False
+            identity = self._renewable.identity
+            for stub in self._stubs:
+                self._channels.append(dial(self._address, identity))
+                stub.connect(self._channels[-1], identity)
+            while len(self._channels) > 2 * len(self._stubs):
+                self._channels.pop(0).close()
+            return True
 
     def join(self, hello: wire.Hello) -> wire.Welcome:
         self._renew()
         self._session = hello.session
-        welcome: wire.Welcome = self._retrying(self._stub.Join, hello, self._patience_s)
+        welcome: wire.Welcome = self._retrying("Join", hello, self._patience_s)
         if welcome.refusal:
             raise JoinRefused(welcome.refusal)
         if welcome.is_waiting:
@@ -156,16 +158,16 @@ class GrpcLink:
         return download(self._down, self._patience(self._patience_s), request)
 
     def report(self, report: wire.QualityReport) -> None:
-        self._retrying(self._stub.Report, report, self._patience_s)
+        self._retrying("Report", report, self._patience_s)
 
     def unmask(self, answer: wire.Unmasked) -> None:
-        self._retrying(self._stub.Unmask, answer, self._patience_s)
+        self._retrying("Unmask", answer, self._patience_s)
 
     def leave(self, farewell: wire.Farewell) -> None:
         farewell.session = self._session
         # A courtesy: a coordinator that has gone already is not worth a long wait.
         short_s = min(self._patience_s, LEAVE_PATIENCE_S)
-        self._retrying(self._stub.Leave, farewell, short_s, short_s)
+        self._retrying("Leave", farewell, short_s, short_s)
 
     def close(self) -> None:
         if self._control is not None:
@@ -176,12 +178,13 @@ class GrpcLink:
             channel.close()
 
     def _retrying(
-        self, call: Any, message: Any, patience_s: float, timeout_s: float | None = None
+        self, name: str, message: Any, patience_s: float, timeout_s: float | None = None
     ) -> Any:
         patience = self._patience(patience_s)
         while True:
             try:
                 with watch(self._address) as watched:
+                    call = getattr(self._stub, name)  # another one once the identity is renewed
                     answer = watched.result(call.future(message, timeout=timeout_s))
                 self._has_met = True
                 return answer
@@ -190,6 +193,8 @@ class GrpcLink:
 
     def _patience(self, patience_s: float) -> Patience:
         def diagnose() -> str | None:
+            if self._renew():  # while the coordinator was away
+                return None
             identity = self._renewable.identity
             complaint = handshake_complaint(self._address, identity)
             # Anybody on the path can send an alert, or show another certificate. Once the
@@ -205,8 +210,8 @@ class _ControlStream:
     """A thread that keeps a Control stream open until `close`, redialling when it breaks.
 
     Heartbeats go out and signals come in on a channel that carries nothing bulky, so that none
-    waits for a payload. `renew`, asked with each heartbeat, says whether to redial with another
-    identity.
+    waits for a payload. `renew`, asked with each heartbeat and before each dial, says whether to
+    redial with another identity.
     """
 
     def __init__(self, stub: Stub, session: str, renew: Callable[[], bool]) -> None:
@@ -228,6 +233,7 @@ class _ControlStream:
 
     def _run(self) -> None:
         while not self._closing.is_set():
+            self._renew()
             try:
                 self._call = self._stub.Control(self._heartbeats())
                 if self._closing.is_set():  # `close` came before there was a call to cancel

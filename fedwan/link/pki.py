@@ -1,6 +1,7 @@
 """The run's certificate authority: a folder that signs, renews and revokes identities.
 
-    DIR/ca            ca.crt  SERIAL.key  crl.pem  issued/  stays with whoever runs the federation
+    DIR/ca            ca.crt  SERIAL.key  crl.pem  issued/  stays with whoever runs the federation;
+                      a lock, since several commands may run at once
     DIR/NAME          ca.crt  identity.crt                  what goes back to a party
     DIR/coordinator   beside these crl.pem
 
@@ -15,12 +16,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from filelock import FileLock
 
 from fedwan.errors import IdentityError
 from fedwan.files import replace_bytes
@@ -29,6 +32,7 @@ from fedwan.link.certificates import COORDINATOR, PEM, Issuer, check_name
 from fedwan.link.tls import common_name, now
 
 T = TypeVar("T")
+P = ParamSpec("P")
 IDENTITY_DAYS = 90
 """Days that an identity lasts unless told otherwise."""
 LEAST_PASSPHRASE = 8
@@ -81,6 +85,19 @@ def federation(folder: Path, hosts: Sequence[str], sites: Iterable[str]) -> Auth
     return authority
 
 
+def _alone(
+    method: Callable[Concatenate[Authority, P], T],
+) -> Callable[Concatenate[Authority, P], T]:
+    """What reads the authority's folder and then writes to it: one at a time, in all processes."""
+
+    @wraps(method)
+    def alone(self: Authority, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with _writing(self.directory), FileLock(self.directory / "ca" / "lock"):
+            return method(self, *args, **kwargs)
+
+    return alone
+
+
 class Authority:
     """The authority of a folder, its key decrypted; methods raise an `IdentityError`."""
 
@@ -129,6 +146,7 @@ class Authority:
         key = _read_key(_key_path(folder, certificate), passphrase)
         return cls(directory, Issuer(certificate, key))
 
+    @_alone
     def sign(self, path: Path, days: int = IDENTITY_DAYS) -> tuple[str, str, list[str]]:
         """Sign a request; the party's name, its key's fingerprint, and the hosts it asked for.
 
@@ -164,6 +182,7 @@ class Authority:
         self._issue(name, key, hosts, days)
         return name, certificates.fingerprint(key), hosts
 
+    @_alone
     def renew(self, name: str, hosts: Sequence[str] = (), days: int = IDENTITY_DAYS) -> None:
         """Sign a party's newest identity again, for the same key; what it has stays valid.
 
@@ -179,6 +198,7 @@ class Authority:
         assert isinstance(key, ec.EllipticCurvePublicKey)
         self._issue(name, key, hosts or certificates.hosts_of(newest), days)
 
+    @_alone
     def revoke(self, name: str) -> Path:
         """Put every certificate of a party on the revocation list, and give the list's path.
 

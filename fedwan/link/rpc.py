@@ -339,8 +339,8 @@ class Patience:
         if now_s - self._failing_since > self._patience_s:
             raise LinkLost(
                 f"the coordinator at {self._address} could not be reached for "
-                f"{self._patience_s:g} s ({text}); check its address, its service and the "
-                "firewall, or raise round.patience_s"
+                f"{self._patience_s:g} s ({text}); check its address, its service, the firewall "
+                "and both clocks, or raise round.patience_s"
             ) from None
         self._sleep(self._wait_s)
         self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)

@@ -31,6 +31,7 @@ from fedwan.errors import ConfigError, FedwanError, PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.admission import Admission, Lapse, Renewable, refusal
 from fedwan.link.base import Delivery, Hub, Proof
+from fedwan.link.certificates import COORDINATOR
 from fedwan.link.client import HEARTBEAT_S
 from fedwan.link.framing import PackedOnce, Part, pack, plain, unpack
 from fedwan.link.rpc import (
@@ -47,7 +48,7 @@ from fedwan.link.rpc import (
     window_options,
 )
 from fedwan.link.tcp import Congestion, num_accepted
-from fedwan.link.tls import Identity
+from fedwan.link.tls import Identity, now
 from fedwan.link.transfers import TransferQueue
 
 log = logging.getLogger(__name__)
@@ -116,7 +117,9 @@ class DataPlane:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, calls),)
         )
-        credentials = Renewable(identity).grpc_server_credentials()
+        self.identity = Renewable(identity)
+        """As its folder has it now."""
+        credentials = self.identity.grpc_server_credentials()
         try:
             self.port = self._server.add_secure_port(link.listen, credentials)
         except RuntimeError:
@@ -208,7 +211,13 @@ class DataPlane:
                 log.exception("certificates of calls under way could not be looked at")
 
     def _crowd(self) -> Iterator[str]:
-        """What gRPC bounds, and does not tell, where it is near a bound."""
+        """What keeps everybody out, or is about to, and gRPC does not tell."""
+        if self.identity.identity.expires <= now() and not self.identity.renew():
+            yield (
+                f"the coordinator's own certificate expired on "
+                f"{self.identity.identity.expires:%Y-%m-%d %H:%M} UTC, and no site that dials anew "
+                f"accepts it; have it renewed at the authority: fedwan pki renew {COORDINATOR}"
+            )
         num, most, own = num_accepted(self.port), self._most_connections, self._num_threads
         if num >= most:
             yield f"{most} connections to the data plane stand, and no more are taken"

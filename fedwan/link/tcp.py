@@ -24,6 +24,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -160,17 +161,13 @@ def _words(name: str) -> tuple[str, ...]:
 def _connected_to(address: str, are_new: bool = False) -> Iterator[socket.socket]:
     """Connections to `host:port`; only those that are not set up yet, if asked for new ones."""
     host, port = host_and_port(address)
-    peers: set[tuple[str, int]] = set()
+    is_name = not _is_numeric(host)  # which may have another address by now, or none for a moment
     for sock in _open_sockets():
-        with suppress(OSError):  # it has no peer, or the name no address
-            peer = _plain(sock.getpeername())
+        with suppress(OSError):  # it has no peer
+            its_host, its_port = _plain(sock.getpeername())
             limit = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
-            if peer[1] != port or (are_new and limit == UNSENT_BYTES):
-                continue  # so that a round that dials nothing asks for no name
-            if not peers:
-                found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-                peers = {_plain(place) for *_, place in found}
-            if peer in peers:
+            is_old = are_new and limit == UNSENT_BYTES
+            if its_port == port and (is_name or its_host == host) and not is_old:
                 yield sock
 
 
@@ -201,6 +198,14 @@ def _open_sockets() -> Iterator[socket.socket]:
                 yield found
         finally:
             found.detach()
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _plain(address: Any) -> tuple[str, int]:

@@ -12,7 +12,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -44,6 +44,7 @@ TIMEOUT_S = 5.0
 GREETING_S = 2.0
 _GRPC = "h2"
 _REFUSED = "our certificate is not accepted there"
+_NOT_ACCEPTED = "its certificate is not accepted here"
 
 
 def now() -> datetime:
@@ -133,8 +134,14 @@ class Identity:
         return key.sign(data, ec.ECDSA(hashes.SHA256()))
 
     def verify(self, name: str, cert_pem: bytes, signature: bytes, data: bytes) -> None:
-        """Another site's signature, by a certificate of an authority that is trusted here."""
-        authorities = parse_file(self.ca_pem, self.folder / "ca.crt")
+        """Another site's signature, by a certificate of an authority that is trusted here.
+
+        Now: a second authority may have come since this was loaded.
+        """
+        path, pem = self.folder / "ca.crt", self.ca_pem
+        with suppress(IdentityError):
+            pem = read_file(path)
+        authorities = parse_file(pem, path)
         certificate = read_certificate(name, "site", cert_pem, authorities)
         _check_dates(_shown(name), certificate)
         if not has_signed(certificate, signature, data):
@@ -309,10 +316,12 @@ def handshake_complaint(address: str, identity: Identity) -> str | None:
         return None
     if identity.expires < now():
         reason += f" (it expired on {identity.expires:%Y-%m-%d %H:%M} UTC)"
-    return (
-        f"no TLS session with {address}, {reason}; "
-        "use an identity that this run's authority has signed and that has not expired"
-    )
+    mend = "use an identity that this run's authority has signed and that has not expired"
+    if reason.startswith(_NOT_ACCEPTED) and reason.endswith("has expired"):
+        mend = "whoever runs the coordinator has to renew it: fedwan pki renew coordinator"
+    elif reason.endswith("not yet valid"):
+        mend = "set the clock of this machine, or the coordinator's"
+    return f"no TLS session with {address}, {reason}; {mend}"
 
 
 def is_data_plane(address: str, identity: Identity) -> bool:
@@ -343,7 +352,7 @@ def _try_handshake(address: str, identity: Identity) -> str | None:
             is_closed = not tls.recv(1)
             return _REFUSED if is_closed and identity.expires < now() else None
     except ssl.SSLCertVerificationError as error:
-        return f"its certificate is not accepted here: {error.verify_message}"
+        return f"{_NOT_ACCEPTED}: {error.verify_message}"
     except ssl.SSLError as error:
         if error.reason is None or "ALERT" not in error.reason:
             return None

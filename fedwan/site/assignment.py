@@ -22,7 +22,7 @@ import psutil
 
 from fedwan import errors
 from fedwan.errors import FedwanError, UserError, place_of
-from fedwan.files import disk_full
+from fedwan.files import disk_full, on_disk
 
 VARIABLE = "FEDWAN_ASSIGNMENT"
 """Environment variable with the path of the file."""
@@ -95,7 +95,9 @@ class Assignment:
                 f"{VARIABLE} = {text!r} is no assignment ({error}); unset it to train alone, or "
                 "start the script with `fedwan launch` or a site's `command`"
             ) from None
-        Path(text).with_name(_JOINED).touch()
+        path = Path(text)
+        with on_disk(path.parent):
+            path.with_name(_JOINED).touch()
         return assignment
 
 

@@ -72,6 +72,8 @@ def test_figures_and_the_same_as_json(
     [
         (("127.0.0.1",), "is no host:port"),
         (("127.0.0.1:99999",), "is no host:port"),
+        (("coordinator..example.com:7444",), "is no host:port"),
+        ((f"{'a' * 64}.example.com:7444",), "is no host:port"),
         (("no-such-host.invalid:7444",), "no-such-host.invalid:7444 cannot be reached ("),
         (("127.0.0.1:1",), "127.0.0.1:1 cannot be reached (Connection refused)"),
         (("127.0.0.1:1", "--identity", "coordinator"), "a coordinator's certificate"),

@@ -163,7 +163,9 @@ def test_keys_that_would_end_other_sites_are_refused(
 ) -> None:
     names = ["s1", "s2", "s3"]
     masking = Masking("run", names, 3)
-    masking.identity = Identity.load(identities / "coordinator", "coordinator")
+    own = tmp_path / "own"
+    shutil.copytree(identities / "coordinator", own)
+    masking.identity = Identity.load(own, "coordinator")
 
     def card_of(folder: Path, name: str) -> wire.MaskCard:
         (state := tmp_path / name).mkdir()
@@ -178,6 +180,9 @@ def test_keys_that_would_end_other_sites_are_refused(
     assert "does not vouch for what s1 is said to send" in masking.objection("s1", other)
     other.exchange_key = bytes(32)  # with which every secret would be nought
     assert "masking keys are refused" in masking.objection("s1", other)
+    both = [(folder / "s1" / "ca.crt").read_bytes() for folder in (identities, foreign_identities)]
+    (own / "ca.crt").write_bytes(b"".join(both))  # a second authority takes over, in mid-run
+    assert not masking.objection("s1", foreign) and not masking.objection("s1", good)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import pytest
 
 from fedwan.config import LinkConfig
 from fedwan.errors import IdentityError, JoinRefused
+from fedwan.flower.processes import listen
 from fedwan.link import client, pki
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.admission import Renewable
@@ -109,6 +110,21 @@ def test_a_coordinator_listens_on_an_address_of_ipv6(
             payload = payload_of(1.0, bench.layout)
             assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
             assert read_state(address).moved > payload.num_bytes
+
+
+@pytest.mark.parametrize("host", ["::", "::1", "0.0.0.0"])
+def test_the_front_door_listens_on_addresses_of_both_kinds_where_it_is_given_all_of_ipv6(
+    host: str,
+) -> None:
+    def takes(there: str, port: int) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((there, port), timeout=5.0):
+            return True
+        return False
+
+    with listen(f"[{host}]:0" if ":" in host else f"{host}:0", "link.door") as door:
+        port = door.getsockname()[1]
+        assert takes("127.0.0.1", port) == (host != "::1")
+        assert takes("::1", port) == (":" in host)
 
 
 def test_a_site_is_not_believed_to_be_a_coordinator(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -210,6 +213,22 @@ def test_revoking_signs_a_longer_list_for_the_coordinator(authority: Authority) 
     expected = {certificate_of(authority.directory / name).serial_number for name in names}
     for folder in ("ca", "coordinator"):
         assert revoked_serials(authority.directory / folder / "crl.pem") == expected
+
+
+def test_who_is_revoked_by_several_commands_at_once_is_on_the_list(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders, sign = [admit(authority, f"s{n}") for n in range(4)], certificates.sign_revocations
+
+    def slowly(*args: Any) -> bytes:
+        time.sleep(0.05)
+        return sign(*args)
+
+    monkeypatch.setattr(certificates, "sign_revocations", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(authority.revoke, [f"s{n}" for n in range(4)]))
+    expected = {certificate_of(folder).serial_number for folder in folders}
+    assert revoked_serials(authority.directory / "ca" / "crl.pem") == expected
 
 
 def test_of_two_authorities_of_one_name_each_one_s_list_holds_for_its_own(

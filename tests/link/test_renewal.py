@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fedwan.config import LinkConfig
 from fedwan.errors import IdentityError, LinkLost
 from fedwan.files import replace_bytes
 from fedwan.link import admission, certificates, client, pki, server, tls
@@ -206,6 +207,49 @@ def test_a_site_whose_certificate_ends_is_told_and_can_do_nothing_more(
         assert time.monotonic() - began < ENDS_S
     assert bench.hub.shut_out["s1"].startswith("the certificate of s1 ")
     assert bench.contribution("s1") is None
+
+
+@pytest.mark.slow
+def test_an_identity_that_is_renewed_while_the_coordinator_is_away_is_taken(
+    authority: pki.Authority,
+    renew_for: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, bench = authority.directory, Bench(tmp_path)
+    payload = payload_of(1.0, bench.layout)
+    renew_for("s1", 4.0)
+    old = Identity.load(folder / "s1")
+    with serving(bench.hub, folder) as plane, dialling(plane.port, folder / "s1") as link:
+        link.join(bench.hello("s1"))
+        await_control(bench, link, "s1")
+        monkeypatch.setattr(client, "HEARTBEAT_S", 60.0)  # none goes out from here on
+        port = plane.port
+        plane.stop(0.0)
+        time.sleep(0.3)  # the stream that stood has looked for the last time
+        uploading = in_thread(lambda: link.upload(header_of(payload), payload))
+        renew_for("s1", 60.0)
+        time.sleep((old.expires - now()).total_seconds() + 0.2)
+        assert link._renewable.identity != old, "its thread has looked"
+        with serving(bench.hub, folder, LinkConfig(listen=f"127.0.0.1:{port}")):
+            assert uploading().status == wire.Receipt.ACCEPTED
+
+
+def test_a_coordinator_whose_own_certificate_has_expired_is_told_on_both_sides(
+    authority: pki.Authority, renew_for: Callable[..., None], tmp_path: Path
+) -> None:
+    folder, bench = authority.directory, Bench(tmp_path)
+    renew_for("coordinator", 1.0)
+    says = "its certificate is not accepted here: certificate has expired; whoever runs the coordin"
+    with serving(bench.hub, folder) as plane, dialling(plane.port, folder / "s1") as link:
+        eventually(lambda: bench.events)
+        with pytest.raises(IdentityError, match=says):
+            link.join(bench.hello("s1"))
+        kind, site, text = bench.events[0]
+        assert (kind, site) == ("rejected", None)
+        assert text.startswith("the coordinator's own certificate expired on 20")
+        renew_for("coordinator", 60.0)
+        link.join(bench.hello("s1"))
 
 
 @pytest.mark.slow

@@ -66,6 +66,15 @@ def test_connections_to_the_coordinator_are_set_up_and_no_others(
         assert after.congestion == other and after.rtt_us > 0
 
 
+def test_a_name_that_cannot_be_found_any_more_hides_no_connection(listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)) as ours:
+        before = read_state(f"coordinator.invalid:{port}")
+        ours.sendall(bytes(1000))
+        assert read_state(f"coordinator.invalid:{port}").sent - before.sent == 1000
+        assert read_state(f"127.0.0.2:{port}").sent == 0
+
+
 class Refusing(socket.socket):
     """A socket of a user who may not."""
 
