@@ -161,13 +161,13 @@ def _words(name: str) -> tuple[str, ...]:
 def _connected_to(address: str, are_new: bool = False) -> Iterator[socket.socket]:
     """Connections to `host:port`; only those that are not set up yet, if asked for new ones."""
     host, port = host_and_port(address)
-    is_name = not _is_numeric(host)  # which may have another address by now, or none for a moment
+    known = _usual(host)  # a name may have another address by now, or none for a moment
     for sock in _open_sockets():
         with suppress(OSError):  # it has no peer
             its_host, its_port = _plain(sock.getpeername())
             limit = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
             is_old = are_new and limit == UNSENT_BYTES
-            if its_port == port and (is_name or its_host == host) and not is_old:
+            if its_port == port and known in ("", its_host) and not is_old:
                 yield sock
 
 
@@ -200,12 +200,13 @@ def _open_sockets() -> Iterator[socket.socket]:
             found.detach()
 
 
-def _is_numeric(host: str) -> bool:
+def _usual(host: str) -> str:
+    """An address as `_plain` has it; empty for a name."""
     try:
-        ip_address(host)
+        found = ip_address(host)
     except ValueError:
-        return False
-    return True
+        return ""
+    return str(getattr(found, "ipv4_mapped", None) or found)
 
 
 def _plain(address: Any) -> tuple[str, int]:

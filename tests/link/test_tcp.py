@@ -73,6 +73,7 @@ def test_a_name_that_cannot_be_found_any_more_hides_no_connection(listener: sock
         ours.sendall(bytes(1000))
         assert read_state(f"coordinator.invalid:{port}").sent - before.sent == 1000
         assert read_state(f"127.0.0.2:{port}").sent == 0
+        assert read_state(f"[0:0::ffff:127.0.0.1]:{port}").sent == 1000 + before.sent
 
 
 class Refusing(socket.socket):
