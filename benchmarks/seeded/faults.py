@@ -187,9 +187,13 @@ def join_twice(world: World) -> None:
 
 
 def join_elsewhere(world: World) -> None:
-    """A second machine joins with a site's identity, and a copy of its folder."""
+    """A second machine joins with a site's identity, and a copy of its folder.
+
+    Of none that meets bad batches: each of both would be refused for them.
+    """
     name = world.random.choice(world.names)
-    if not world.sites[name].is_dead and (world.folder / name).exists():
+    is_bad = any(site == name for site, _ in world.bad_batches)
+    if not is_bad and not world.sites[name].is_dead and (world.folder / name).exists():
         world.count("two machines of one site")
         world.invariants.forget()
         other = f"{name} elsewhere {world.report.faults.total()}"

@@ -109,6 +109,7 @@ class _Coordinator:
         self.process = Process("coordinator")
         self.hub: Servicer | None = None
         self.run: CoordinatedRun
+        self.recorder: Recorder | None = None
 
 
 class World:
@@ -244,6 +245,8 @@ class World:
         while True:
             self.coordinator = present = _Coordinator()
             outcome = self._live(present.process, partial(self._coordinate, present))
+            if present.recorder is not None:  # its calls have ended, too
+                present.recorder.close()
             if isinstance(outcome, str):
                 self.is_complete = True
                 self._ended["coordinator"] = outcome
@@ -282,16 +285,13 @@ class World:
             if entry.standing != decided:
                 self.violated(f"{name} was {decided}, and is {entry.standing}")
         dump(self.config, folder / "config.yaml")
-        recorder = Recorder(folder, None if is_new else (version, held))
+        present.recorder = recorder = Recorder(folder, None if is_new else (version, held))
         recorder.write(run.opening())
         self.note(complaint or f"coordinator begins at version {version}")
         self.invariants.begin(run, version, held)
         self.disk.go_on(held)
         present.hub, present.run = run.hub, run
-        try:
-            model = run.train()
-        finally:
-            recorder.close()
+        model = run.train()
         try:
             found = verify(folder)
         except FedwanError as error:
