@@ -76,7 +76,7 @@ def _exit_code(words: list[str]) -> int:
         lines = str(error).splitlines() if isinstance(error, ConfigError) else [str(error)]
         return _say(error.exit_code, *lines)
     except OSError as error:
-        if full := disk_full(error):
+        if error.errno != errno.EROFS and (full := disk_full(error)):  # that is a path to change
             return _say(full.exit_code, str(full))
         is_of_a_path = isinstance(error, _OF_A_PATH) or error.errno == errno.EROFS
         if isinstance(error, FileNotFoundError) and not _is_somewhere():
