@@ -20,7 +20,7 @@ import pytest
 from tests.planes import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-STANDIN = Path(__file__).parent / "standin"
+TRAIN = Path(__file__).parent / "standin" / "train.py"
 as_nobody = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 
 # It imports first: the interpreter may lie where nobody may read.
@@ -65,17 +65,20 @@ class Fleet:
 
     def __init__(self) -> None:
         self._mark = f"FLEET={uuid.uuid4()}"
+        self._started: list[subprocess.Popen[str]] = []
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start Python with these words."""
         key, _, value = self._mark.partition("=")
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, *words],
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY), key: value},
         )
+        self._started.append(process)
+        return process
 
     def pids(self) -> list[int]:
         """All live processes."""
@@ -98,25 +101,8 @@ class Fleet:
         """End all that is left."""
         for pid in self.pids():
             os.kill(pid, signal.SIGKILL)
-
-
-class Run(Fleet):
-    """A process that runs `run_local` of one site."""
-
-    def __init__(self, out: Path) -> None:
-        super().__init__()
-        self.out = out
-        self.process = self.start(str(STANDIN / "drive.py"), str(out))
-
-    def wait_for_joins(self, count: int, patience_s: float = 90) -> None:
-        """Until so many scripts have joined, rejoins included."""
-        wait_for(lambda: len(joins(self.out)) >= count, patience_s)
-
-    def end(self) -> tuple[int, str]:
-        """Exit status and stderr, once it has ended and left nothing running."""
-        _, errors = self.process.communicate(timeout=60)
-        wait_for(lambda: not self.pids(), 20)
-        return self.process.returncode, errors
+        for process in self._started:
+            process.communicate()
 
 
 def command_of(pid: int) -> list[str]:

@@ -23,7 +23,7 @@ from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from sqlalchemy import create_engine
 
 from fedwan.app import load_run
-from fedwan.config import Config, to_json
+from fedwan.config import Config
 from fedwan.errors import CheckpointError, ConfigError, IdentityError
 from fedwan.flower import coordinator
 from fedwan.flower.control import Control
@@ -36,9 +36,8 @@ from tests.flower.fleet import (
     CALL,
     OPEN,
     REPOSITORY,
-    STANDIN,
+    TRAIN,
     Fleet,
-    Run,
     command_of,
     free_port,
     joins,
@@ -47,18 +46,6 @@ from tests.flower.fleet import (
     wait_for,
 )
 
-COORDINATOR = """
-import sys, threading
-from pathlib import Path
-from fedwan.config import from_json
-from fedwan.flower.coordinator import run_local, serve_coordinator
-from fedwan.flower.processes import stop_on_sigterm
-
-path, identity, resume = sys.argv[1:]
-stop, config = threading.Event(), from_json(Path(path).read_text())
-with stop_on_sigterm(stop):
-    serve_coordinator(config, Path(identity), stop=stop, resume=resume == "resume")
-"""
 serve = partial(serve_coordinator, stop=threading.Event())
 
 
@@ -111,93 +98,85 @@ def tickets(out: Path) -> int:
     return serverapp_files(out)[0].read_text().count("ticket sent")
 
 
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    found = Fleet()
+    yield found
+    found.kill()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_site_comes_back_whatever_dies_and_serves_the_next_run_too(
-    tmp_path: Path, identities: Path
+    tmp_path: Path, identities: Path, fleet: Fleet
 ) -> None:
     """Two services, each in its own folder, as docs/deploy.md has them.
 
     It is back in seconds on an idle machine; Flower alone takes a minute, or never notices.
     """
-    out, fleet = tmp_path / "run", Fleet()
-    words = ("workload=command", "sites=1", "strategy=local_sgd", "h=2", "checkpoint.every=1")
-    ports = [f"link.{key}=127.0.0.1:{free_port()}" for key in ("listen", "door")]
-    config = load_run(None, [f"out={out}", *ports, *words])
-    (tmp_path / "config.json").write_text(to_json(config))
-    coordinator = (str(tmp_path / "config.json"), str(identities / "coordinator"))
+    out, door, path = tmp_path / "run", f"127.0.0.1:{free_port()}", tmp_path / "run.yaml"
+    path.write_text("workload: command\nsites: 1\nstrategy: local_sgd\nh: 2\n")
+    words = (f"link.door={door}", f"link.listen=127.0.0.1:{free_port()}", "checkpoint.every=1")
+    identity = str(identities / "coordinator")
+    coordinator = ("-m", "fedwan", "coordinator", str(path), "--identity", identity, *words)
     site = SiteFile(
         site="s1",
         identity=str(identities / "s1"),
         dir=str(tmp_path / "state"),
-        door=config.link.door,
-        command=f"python {STANDIN / 'train.py'} {out}",
+        door=door,
+        command=f"python {TRAIN} {out}",
         folder=str(tmp_path),
     )
     site.write(tmp_path / "site.yaml")
-    services = [
-        # The site first: it must not mind that there is no coordinator yet.
-        fleet.start("-m", "fedwan", "site", str(tmp_path / "site.yaml")),
-        fleet.start("-c", COORDINATOR, *coordinator, "anew"),
-    ]
-    try:
-        wait_for(lambda: (out / "checkpoint" / "coordinator.safetensors").exists())
-        wait_for(lambda: list((tmp_path / "state").rglob("site-*.safetensors")))
-        os.kill(joins(out)[0]["pid"], signal.SIGKILL)
-        wait_for(lambda: len(joins(out)) == 2, 60)
-        status = json.loads((tmp_path / "state" / "clientapp.json").read_text())
-        os.kill(status["pid"], signal.SIGKILL)
-        wait_for(lambda: len(joins(out)) == 3, 60)
-        os.kill(fleet.pid_with("flower-supernode"), signal.SIGKILL)
-        wait_for(lambda: len(joins(out)) == 4, 60)
-        wait_for(lambda: (out / "journal.jsonl").read_text().count("s1 rejoined") == 3)
-        num_tickets = tickets(out)
-        services[1].kill()
-        services[1].wait()
-        services.append(fleet.start("-c", COORDINATOR, *coordinator, "resume"))
-        wait_for(lambda: tickets(out) > num_tickets)
-        (out / "finish").touch()
-        assert services[2].wait(timeout=60) == 0
-        # The site's service stays for the next run, in another folder.
-        config.out = str(tmp_path / "next")
-        (tmp_path / "config.json").write_text(to_json(config))
-        services.append(fleet.start("-c", COORDINATOR, *coordinator, "anew"))
-        assert services[3].wait(timeout=90) == 0
-        # Each time another script, which went on from its checkpoint; once its coordinator died.
-        *steps, again, following = (row["step"] for row in joins(out))
-        assert steps == [0, 2, 2, 2] and again > 0 and following == 0
-        assert len({row["pid"] for row in joins(out)}) == 6
-        assert services[0].poll() is None
-        services[0].terminate()
-        assert services[0].wait(timeout=30) == 0
-    finally:
-        fleet.kill()
-        for service in services:
-            service.communicate()
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    found = Run(tmp_path / "out")
-    try:
-        found.wait_for_joins(1)
-        yield found
-    finally:
-        found.kill()
-        found.process.communicate()
+    # The site first: it must not mind that there is no coordinator yet.
+    service = fleet.start("-m", "fedwan", "site", str(tmp_path / "site.yaml"))
+    first = fleet.start(*coordinator, f"out={out}")
+    wait_for(lambda: (out / "checkpoint" / "coordinator.safetensors").exists())
+    wait_for(lambda: list((tmp_path / "state").rglob("site-*.safetensors")))
+    os.kill(joins(out)[0]["pid"], signal.SIGKILL)
+    wait_for(lambda: len(joins(out)) == 2, 60)
+    status = json.loads((tmp_path / "state" / "clientapp.json").read_text())
+    os.kill(status["pid"], signal.SIGKILL)
+    wait_for(lambda: len(joins(out)) == 3, 60)
+    os.kill(fleet.pid_with("flower-supernode"), signal.SIGKILL)
+    wait_for(lambda: len(joins(out)) == 4, 60)
+    wait_for(lambda: (out / "journal.jsonl").read_text().count("s1 rejoined") == 3)
+    num_tickets = tickets(out)
+    first.kill()
+    first.wait()
+    second = fleet.start(*coordinator, f"out={out}", "--resume")
+    wait_for(lambda: tickets(out) > num_tickets)
+    (out / "finish").touch()
+    assert second.wait(timeout=60) == 0
+    # The site's service stays for the next run, in another folder.
+    assert fleet.start(*coordinator, f"out={tmp_path / 'next'}").wait(timeout=90) == 0
+    # Each time another script, which went on from its checkpoint; once its coordinator died.
+    *steps, again, following = (row["step"] for row in joins(out))
+    assert steps == [0, 2, 2, 2] and again > 0 and following == 0
+    assert len({row["pid"] for row in joins(out)}) == 6
+    assert service.poll() is None
+    service.terminate()
+    assert service.wait(timeout=30) == 0
 
 
 @pytest.mark.slow
-def test_no_stranger_reaches_a_run_and_nothing_of_it_outlives_it(run: Run, tmp_path: Path) -> None:
+def test_no_stranger_reaches_a_run_and_nothing_of_it_outlives_it(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    words = ("--sites=1", "strategy=local_sgd", "h=2", "eval.every=0", "checkpoint.every=1")
+    words += (f"out={out}", "python", str(TRAIN), str(out))
+    launch = fleet.start("-m", "fedwan", "launch", *words)
+    wait_for(lambda: joins(out))
     if os.geteuid() == 0:  # root alone can act as another user
-        ports = {port for pid in run.pids() for _, port in listening(pid)}
+        ports = {port for pid in fleet.pids() for _, port in listening(pid)}
         assert len(ports) == 5  # SuperLink, door, data plane, forwarder, SuperNode
         answers = dict(line.split() for line in nobody(CALL, *ports).splitlines())
         # Two ask for a certificate; to what is no TLS they answer with an alert at most.
         assert all(int(num_bytes) <= 7 for num_bytes in answers.values()), answers
-    paths = [path for path in [run.out, *run.out.rglob("*")] if not path.is_symlink()]
+    paths = [path for path in [out, *out.rglob("*")] if not path.is_symlink()]
     assert not [path for path in paths if stat.S_IMODE(path.stat().st_mode) & 0o077]
-    assert (run.out / "control.sock").is_socket()
+    assert (out / "control.sock").is_socket()
     assert {"identity.key", "journal.jsonl", "site.yaml"} <= {path.name for path in paths}
     if os.geteuid() == 0:
         (tmp_path / "open").touch()
@@ -206,7 +185,7 @@ def test_no_stranger_reaches_a_run_and_nothing_of_it_outlives_it(run: Run, tmp_p
         found = nobody(OPEN, tmp_path / "open", *(path for path in paths if not path.is_dir()))
         assert found.split() == [str(tmp_path / "open")]
     # The forwarder's port, as the SuperNode was told, leads to the door with the site's identity.
-    words = command_of(run.pid_with("flower-supernode"))
+    words = command_of(fleet.pid_with("flower-supernode"))
     forwarder = words[words.index("--superlink") + 1]
     home = tmp_path / "intruder"
     home.mkdir()
@@ -223,22 +202,22 @@ def test_no_stranger_reaches_a_run_and_nothing_of_it_outlives_it(run: Run, tmp_p
     )
     assert tried.returncode != 0, tried.stdout + tried.stderr
     # Nor does the door pass it on, whoever has the identity; and the run's journal has it.
-    tls = Identity.load(run.out / "pki" / "s1").ssl_context(server=False)
+    tls = Identity.load(out / "pki" / "s1").ssl_context(server=False)
     with httpx.Client(verify=tls, trust_env=False) as client:
-        (port,) = re.findall(r"door at port (\d+)", (run.out / "logs/coordinator.log").read_text())
+        (port,) = re.findall(r"door at port (\d+)", (out / "logs/coordinator.log").read_text())
         assert client.post(f"https://127.0.0.1:{port}/v1/control/start-run").status_code == 404
     line = "front door: site s1 at 127.0.0.1 asked for 'POST /v1/control/start-run'"
-    wait_for(lambda: line in (run.out / "journal.jsonl").read_text())
-    superlink = command_of(run.pid_with("flower-superlink"))
+    wait_for(lambda: line in (out / "journal.jsonl").read_text())
+    superlink = command_of(fleet.pid_with("flower-superlink"))
     with closing(Control(f"127.0.0.1:{superlink[superlink.index('--port') + 1]}")) as control:
         assert len(control._client.ListRuns(ListRunsRequest()).run_dict) == 1
     # The forwarder does not even let it out of the site.
-    site_log = (run.out / "sites" / "s1" / "logs" / "site.log").read_text()
+    site_log = (out / "sites" / "s1" / "logs" / "site.log").read_text()
     assert "/v1/control/start-run'; only Fleet calls pass" in site_log
-    assert len(run.pids()) >= 9
-    run.process.kill()
-    code, errors = run.end()
-    assert code == -signal.SIGKILL, errors
+    assert len(fleet.pids()) >= 9
+    launch.kill()
+    assert launch.wait(timeout=60) == -signal.SIGKILL
+    wait_for(lambda: not fleet.pids(), 20)
 
 
 def test_a_run_that_goes_on_keeps_the_command_that_it_began_with(
