@@ -204,20 +204,10 @@ def test_no_identity_outlasts_its_authority(
     assert certificate_of(folder).not_valid_after_utc == issuer.not_valid_after_utc
 
 
-def test_revoking_signs_a_longer_list_for_the_coordinator(authority: Authority) -> None:
-    admit(authority, "coordinator")
-    names = ("s1", "s2")
-    for name in names:
-        admit(authority, name)
-        authority.revoke(name)
-    expected = {certificate_of(authority.directory / name).serial_number for name in names}
-    for folder in ("ca", "coordinator"):
-        assert revoked_serials(authority.directory / folder / "crl.pem") == expected
-
-
-def test_who_is_revoked_by_several_commands_at_once_is_on_the_list(
+def test_who_is_revoked_by_several_commands_at_once_is_on_the_list_also_on_the_coordinator_s(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    admit(authority, "coordinator")
     folders, sign = [admit(authority, f"s{n}") for n in range(4)], certificates.sign_revocations
 
     def slowly(*args: Any) -> bytes:
@@ -228,7 +218,8 @@ def test_who_is_revoked_by_several_commands_at_once_is_on_the_list(
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(authority.revoke, [f"s{n}" for n in range(4)]))
     expected = {certificate_of(folder).serial_number for folder in folders}
-    assert revoked_serials(authority.directory / "ca" / "crl.pem") == expected
+    for folder in ("ca", "coordinator"):
+        assert revoked_serials(authority.directory / folder / "crl.pem") == expected
 
 
 def test_of_two_authorities_of_one_name_each_one_s_list_holds_for_its_own(

@@ -16,7 +16,7 @@ from fedwan.link import admission as admission_module
 from fedwan.link import certificates, pki
 from fedwan.link.admission import Admission, Lapse
 from fedwan.link.tls import USAGE, Identity, now
-from tests.planes import Bench, dialling, let_lapse, serving
+from tests.planes import Bench, dialling, serving
 
 
 @pytest.fixture
@@ -102,16 +102,6 @@ def test_a_coordinator_s_list_is_read_anew_and_one_that_breaks_keeps_the_revoked
     assert admission.objection(first) == "is revoked" and not admission.objection(second)
     monkeypatch.setattr(admission_module, "now", lambda: now() + timedelta(days=4000))
     assert admission.objection(second).startswith("expired on")
-
-
-def test_a_list_that_has_lapsed_is_told_of_once(
-    authority: pki.Authority, caplog: pytest.LogCaptureFixture
-) -> None:
-    let_lapse(authority)
-    admission = Admission(authority.directory / "coordinator")
-    for _ in range(2):
-        assert isinstance(admission.objection(certificate_of(authority.directory / "s1")), Lapse)
-    assert caplog.text.count("crl.pem has no valid list of CN=fedwan authority") == 1
 
 
 def test_without_a_list_of_its_own_authority_a_coordinator_serves_nobody(
