@@ -59,44 +59,28 @@ def test_a_site_cannot_register_supernodes_without_end() -> None:
     assert [door.asks("s1", REGISTER, f"l{i}") for i in range(11)] == [0] * 10 + [503]
 
 
-def test_the_front_door_holds_a_certificate_to_one_supernode(
+def test_the_front_door_holds_a_certificate_to_one_supernode_and_tells_the_other_s_service(
     identities: Path, superlink: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert KEY == FLEET_HTTP_PUBLIC_KEY_HEADER  # which Flower signs
+    own = Identity.load(identities / "s1")
 
-    def call(site: str, path: str, *keys: str) -> int:
-        tls = Identity.load(identities / site).ssl_context(server=False)
-        with httpx.Client(verify=tls, trust_env=False) as client:
-            url = f"https://127.0.0.1:{door.port}{path}"
-            return client.post(url, headers=[(KEY, key) for key in keys]).status_code
-
-    with closing(FrontDoor(identities / "coordinator", Config(sites=1), print)) as door:
-        door.start(f"http://127.0.0.1:{superlink.server_port}")
-        assert [call("s1", REGISTER, "old"), call("s1", REGISTER, "new")] == [200, 200]
-        assert [call("s1", PULL, "new"), call("s1", PULL, "old")] == [200, 401]
-        assert call("s1", PULL, "new", "old") == 401  # SuperLink would be told of the last alone
-    assert len(superlink.requests) == 3
-    told = "site s1 at 127.0.0.1 refused: a later SuperNode of site s1, at 127.0.0.1, has taken the"
-    assert told in caplog.text
-
-
-def test_a_service_is_told_that_another_one_has_its_certificate(
-    identities: Path, superlink: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    def call(path: str, key: str) -> int:
-        with httpx.Client(trust_env=False) as client:
-            url = f"http://127.0.0.1:{forwarder.port}{path}"
-            return client.post(url, headers={KEY: key}).status_code
+    def call(url: str, path: str, *keys: str) -> int:
+        with httpx.Client(verify=own.ssl_context(server=False), trust_env=False) as client:
+            return client.post(url + path, headers=[(KEY, key) for key in keys]).status_code
 
     with closing(FrontDoor(identities / "coordinator", Config(sites=1), print)) as door:
         door.start(f"http://127.0.0.1:{superlink.server_port}")
-        site = SiteFile(door=f"127.0.0.1:{door.port}")
-        with closing(Forwarder(site, Identity.load(identities / "s1"))) as forwarder:
-            forwarder.start(f"https://127.0.0.1:{door.port}")
-            asked = (REGISTER, "old"), (REGISTER, "new"), (PULL, "old")
-            assert [call(*each) for each in asked] == [200, 200, 401]
-    told = (
-        "a later SuperNode of site s1, at 127.0.0.1, has taken the place of this one; end the "
-        "other service that has this certificate"
-    )
+        at = f"https://127.0.0.1:{door.port}"
+        assert [call(at, REGISTER, "old"), call(at, REGISTER, "new")] == [200, 200]
+        assert [call(at, PULL, "new"), call(at, PULL, "old")] == [200, 401]
+        assert call(at, PULL, "new", "old") == 401  # SuperLink would be told of the last alone
+        with closing(Forwarder(SiteFile(door=f"127.0.0.1:{door.port}"), own)) as forwarder:
+            forwarder.start(at)
+            here = f"http://127.0.0.1:{forwarder.port}"
+            assert [call(here, REGISTER, "new"), call(here, PULL, "old")] == [200, 401]
+    assert len(superlink.requests) == 4
+    told = "a later SuperNode of site s1, at 127.0.0.1, has taken the place of this one"
+    assert f"site s1 at 127.0.0.1 refused: {told}" in caplog.text
+    told += "; end the other service that has this certificate"
     assert [r.levelname for r in caplog.records if r.getMessage() == told] == ["WARNING"]

@@ -459,22 +459,24 @@ def test_a_site_that_trusts_another_authority_now_takes_no_door_of_the_first(
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
-def test_code_that_is_not_the_installed_fedwan_s_is_handed_to_nobody(
+def test_code_that_is_neither_the_installed_fedwan_s_nor_approved_is_handed_to_nobody(
     door: FrontDoor, identities: Path
 ) -> None:
     """SuperLink's stand-in answers with what it is asked."""
-    own = GetFabResponse(fab=Fab(hash_str="x", content=build_fab(installed_app())))
-    other = GetFabResponse(fab=Fab(hash_str=own.fab.hash_str, content=own.fab.content + b"0"))
-    sha256 = hashlib.sha256(other.fab.content).hexdigest()
-    path = "/v1/fleet/get-fab"
+    own = build_fab(installed_app())
+
+    def bundle(content: bytes) -> bytes:
+        return bytes(GetFabResponse(fab=Fab(hash_str="x", content=content)).SerializeToString())
+
+    sha256 = hashlib.sha256(own + b"0").hexdigest()
     with forwarding(identities / "s1", door.port) as forwarder:
-        answer = post(forwarder, path, own.SerializeToString())
-        assert answer.status_code == 200 and forwarder.refusal is None
-        for content in (other.SerializeToString(), b"\xff"):
-            answer = post(forwarder, path, content)
-            assert answer.status_code == 403 and own.fab.content not in answer.content
+        assert post(forwarder, FAB, bundle(own)).status_code == 200 and forwarder.refusal is None
+        for content in (bundle(own + b"0"), b"\xff"):
+            answer = post(forwarder, FAB, content)
+            assert answer.status_code == 403 and own not in answer.content
         assert "no bundle where one was asked for" in str(forwarder.refusal)
-        post(forwarder, path, other.SerializeToString())
+        post(forwarder, FAB, bundle(own + b"0"))
         assert f"add a line bundles: [{sha256}] to SITE.yaml" in str(forwarder.refusal)
     with forwarding(identities / "s1", door.port, [sha256]) as forwarder:
-        assert post(forwarder, path, other.SerializeToString()).status_code == 200
+        for more, status in ((b"", 200), (b"0", 200), (b"1", 403)):
+            assert post(forwarder, FAB, bundle(own + more)).status_code == status
