@@ -78,9 +78,14 @@ def test_weights_are_those_of_the_samples_in_any_order_and_inputs_stay_as_they_a
         ({"g/n": spec((), Role.COUNTER, torch.int64)}, [[5], [2**40 + 1], [7]], [2**40 + 1]),
         ({"g/seen": spec((), Role.COUNTER, torch.bool)}, [[True], [False]], [True]),
         ({"x/running_var": spec((), Role.VARIANCE)}, [[1.0], [3.0]], [2.0]),  # without its mean
+        (
+            {"g/seen": spec((), Role.MEAN, torch.float64), "g/w": spec(())},
+            [[2.0**25 + 1, 1.0]] * 3,
+            [2.0**25 + 1, 1.0],
+        ),
     ],
 )
-def test_what_is_no_parameter_is_merged_by_its_role(
+def test_what_is_no_parameter_is_merged_by_its_role_and_keeps_its_bits(
     layout: Layout, rows: list[list[Any]], expected: list[Any]
 ) -> None:
     states = [
@@ -186,11 +191,3 @@ def test_one_contribution_on_arrival_takes_no_counter_back() -> None:
     merger.keep({"g/n": present}, 1.0)
     merger.add(plain({"g/n": torch.tensor(60)}).items(), 1.0)
     assert int(merger.take()["g/n"]) == int(present) == 100
-
-
-def test_buffers_of_64_bits_keep_them() -> None:
-    layout: Layout = {"g/seen": spec((), Role.MEAN, torch.float64), "g/w": spec((2,))}
-    large = torch.tensor(2.0**25 + 1, dtype=torch.float64)
-    merged = merge([{"g/seen": large, "g/w": torch.ones(2)}] * 3, layout=layout)
-    assert float(merged["g/seen"]) == float(large)
-    assert merged["g/w"].dtype == torch.float32
