@@ -24,7 +24,7 @@ from fedwan.flower.processes import (
     only_one,
     serving,
 )
-from tests.planes import eventually
+from tests.planes import eventually, in_thread
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = (
@@ -144,19 +144,23 @@ def test_what_a_process_holds_and_has_started_ends_with_it(tmp_path: Path) -> No
 def test_a_folder_is_waited_for_with_one_line_as_a_killed_parent_leaves_a_service_for_seconds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    may_end, folder = tmp_path / "may-end", tmp_path / "dir"
     code = (
         "import time; from pathlib import Path; from fedwan.flower.processes import only_one\n"
-        f"with only_one(Path({str(tmp_path)!r}), 'dir'): print('up', flush=True); time.sleep(2)"
+        f"with only_one(Path({str(folder)!r}), 'dir'):\n"
+        " print('up', flush=True); end = time.time() + 30\n"
+        f" while not Path({str(may_end)!r}).exists() and time.time() < end: time.sleep(0.01)"
     )
     log = tmp_path / "it.log"
     orphan = Service("it", [sys.executable, "-c", code], log, flower_environment(tmp_path))
     eventually(lambda: is_up(orphan))
-    with pytest.raises(ConfigError, match="in use"), only_one(tmp_path, "dir", 0.1):
+    with pytest.raises(ConfigError, match="in use"), only_one(folder, "dir", 0.1):
         pass
     caplog.clear()
-    with serving(tmp_path, "dir", "a.log", patience_s=20.0):
+    told = f"dir {folder} is in use by another service; waiting up to 20 s for its end"
+    in_thread(lambda: (eventually(lambda: told in caplog.messages), may_end.touch()))
+    with serving(folder, "dir", "a.log", patience_s=20.0):
         eventually(lambda: orphan.poll() == 0)
-    told = f"dir {tmp_path} is in use by another service; waiting up to 20 s for its end"
     assert caplog.messages == [told]
 
 
