@@ -187,8 +187,10 @@ class Lies(ExitStack):
         self.answers["unasked"] = send(stub, report(version=1)(header))
 
 
-def test_a_run_ends_on_the_same_bits_though_a_site_lies(tmp_path: Path, identities: Path) -> None:
-    config = tiny_config(h=3, steps=9, sites=2)
+def test_a_run_ends_on_the_same_bits_though_a_site_lies_also_where_it_is_killed_and_resumed(
+    tmp_path: Path, identities: Path
+) -> None:
+    config = tiny_config(h=3, steps=9, sites=2, checkpoint={"every": 1})
     (expected,) = run_tiny(tmp_path / "a", config).hashes
     with Lies(identities, HOSTILE) as lies:
         ran = run_tiny(tmp_path / "b", config, wrap=lies.wrap)
@@ -201,25 +203,16 @@ def test_a_run_ends_on_the_same_bits_though_a_site_lies(tmp_path: Path, identiti
     told = ran.events("rejected")
     assert 8 <= len(told) <= 10 and all(text.isprintable() for text in told)
     assert ran.result.totals.quality["fd"] > 0  # of s2, who was asked in place of s1
-    board, _ = read_run(tmp_path / "b")
-    Console(file=io.StringIO()).print(render_board(board, 1.0))
-    write_report(tmp_path / "b")
-
-
-def test_a_run_that_was_lied_to_goes_on_when_it_is_resumed(
-    tmp_path: Path, identities: Path
-) -> None:
-    config = tiny_config(h=3, steps=9, sites=2, checkpoint={"every": 1})
-    (expected,) = run_tiny(tmp_path / "a", config).hashes
     with Lies(identities, ("compute_s nan", "a farewell")) as lies, killed_after(2):
-        run_tiny(tmp_path / "b", config, wrap=lies.wrap)
-    ran = run_tiny(tmp_path / "b", config, resume=True)
+        run_tiny(tmp_path / "c", config, wrap=lies.wrap)
+    ran = run_tiny(tmp_path / "c", config, resume=True)
     assert lies.answers and ran.hashes == {expected}
     assert 0 < ran.result.totals.compute_s < 1e3 and ran.result.totals.rejected == 3
-    board, _ = read_run(tmp_path / "b")
-    Console(file=io.StringIO()).print(render_board(board, 1.0))
-    write_report(tmp_path / "b")
     assert json.loads(json.dumps(asdict(ran.result.totals), allow_nan=False))
+    for folder in (tmp_path / "b", tmp_path / "c"):
+        board, _ = read_run(folder)
+        Console(file=io.StringIO()).print(render_board(board, 1.0))
+        write_report(folder)
 
 
 def test_samples_that_nobody_took_do_not_end_a_run_that_counts_them(
