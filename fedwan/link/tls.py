@@ -6,7 +6,6 @@ not a field in a message, says which site it is.
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import ssl
@@ -30,8 +29,6 @@ from fedwan.errors import IdentityError
 
 if TYPE_CHECKING:
     import grpc
-
-_log = logging.getLogger(__name__)
 
 Role = Literal["site", "coordinator"]
 """Who bears an identity: sites open connections, the coordinator accepts them."""
