@@ -70,10 +70,10 @@ def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     with Star(1, case.link) as star, opened(star, case.congestion, packs=False) as ends:
         rate = case.link.rate_mbit / 4
         for _ in range(WARM_UPS):
-            rate, _ = transfer(ends, args.way, seconds, rate / 3)
+            rate, _ = transfer(ends, "up", seconds, rate / 3)
         for _ in range(1 if args.quick else 3):
-            theirs.append(transfer(ends, f"tcp {args.way}", seconds, rate)[0])
-            rate, channels = transfer(ends, args.way, seconds, rate)
+            theirs.append(transfer(ends, "tcp", seconds, rate)[0])
+            rate, channels = transfer(ends, "up", seconds, rate)
             ours.append(rate)
     goodput, tcp = statistics.median(ours), statistics.median(theirs)
     return {
@@ -85,7 +85,6 @@ def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
         "tcp_mbit": round(tcp, 1),
         "ratio": round(goodput / tcp, 3),
         "emulation": star.emulation,
-        "way": args.way,
         "all_goodput_mbit": [round(value, 1) for value in ours],
         "all_tcp_mbit": [round(value, 1) for value in theirs],
     }
@@ -96,7 +95,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate-mbit", type=float, nargs="+", default=(200.0, 1000.0))
     parser.add_argument("--loss", type=float, nargs="+", default=(0.0, 0.01, 0.1), help="percent")
     parser.add_argument("--cc", nargs="+", default=("cubic", "bbr"), help="or system")
-    parser.add_argument("--way", choices=["up", "down"], default="up")
 
 
 def cases(args: argparse.Namespace) -> list[Case]:
@@ -122,7 +120,7 @@ class Ends:
     port: str
 
     def order(self, way: str, num_bytes: int) -> None:
-        """Have noise sent `up`, `down`, as a `contribution`, or over `tcp up` or `tcp down`."""
+        """Have noise sent `up`, as a `contribution`, or over plain `tcp`."""
         print(json.dumps([way, num_bytes]), file=self.site.stdin, flush=True)
 
     def result(self) -> tuple[float, int, float]:
@@ -155,7 +153,7 @@ def opened(star: Star, congestion: str = "auto", packs: bool = True) -> Iterator
 
 
 class _Hub:
-    """Takes one contribution, into a file; noise the data plane takes and gives by itself."""
+    """Takes one contribution, into a file; noise the data plane takes by itself."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -181,7 +179,7 @@ def serve(folder: Path, congestion: str, host: str) -> None:
     plane = DataPlane(hub, identity, Config(sites=1, link=link))
     plane.start()
     listener = socket.create_server((host, 0))
-    threading.Thread(target=_serve_plain, args=(listener, congestion), daemon=True).start()
+    threading.Thread(target=_serve_plain, args=(listener,), daemon=True).start()
     print(plane.port, listener.getsockname()[1], flush=True)
     sys.stdin.read()
     plane.stop(0.1)
@@ -193,11 +191,8 @@ def serve_orders(link: GrpcLink, plain: tuple[str, int], congestion: str) -> Non
     for line in sys.stdin:
         way, num_bytes = json.loads(line)
         began = time.monotonic()
-        if way.startswith("tcp"):
-            _ask_plain(plain, congestion, way, num_bytes)
-        elif way == "down":
-            kind = wire.DownloadRequest.MEASUREMENT
-            link.download(wire.DownloadRequest(kind=kind, version=num_bytes))
+        if way == "tcp":
+            _send_plain(plain, congestion, num_bytes)
         else:
             of = wire.UploadHeader
             header = of(kind=of.MEASUREMENT if way == "up" else of.CONTRIBUTION, checksum=1)
@@ -209,45 +204,27 @@ def serve_orders(link: GrpcLink, plain: tuple[str, int], congestion: str) -> Non
 
 # One plain flow ---------------------------------------------------------------------------------
 
-ORDER_BYTES = 32
 
-
-def _serve_plain(listener: socket.socket, congestion: str) -> None:
-    """Take or send what a site orders over each new connection."""
+def _serve_plain(listener: socket.socket) -> None:
+    """Take what a site sends over each new connection."""
+    block = bytearray(1 << 20)
     while True:
         flow, _ = listener.accept()
         with flow:
-            *way, num_bytes = flow.recv(ORDER_BYTES, socket.MSG_WAITALL).decode().split()
-            if way[-1] == "up":
-                _drain(flow)
-            else:
-                _send(flow, int(num_bytes), congestion)
+            while flow.recv_into(block):
+                pass
 
 
-def _ask_plain(address: tuple[str, int], congestion: str, way: str, num_bytes: int) -> None:
+def _send_plain(address: tuple[str, int], congestion: str, num_bytes: int) -> None:
+    """Send zeros until the other end has had all of them, which closes its way then."""
     with socket.create_connection(address) as flow:
-        flow.sendall(f"{way} {num_bytes}".ljust(ORDER_BYTES).encode())
-        if way == "tcp up":
-            _send(flow, num_bytes, congestion)
-            flow.shutdown(socket.SHUT_WR)
-        if (got := _drain(flow)) != (num_bytes if way == "tcp down" else 0):
-            raise FedwanError(f"{got} bytes came over {way}, of {num_bytes}")
-
-
-def _send(flow: socket.socket, num_bytes: int, congestion: str) -> None:
-    if congestion not in ("auto", "system"):
-        flow.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
-    block = bytes(1 << 20)
-    for at in range(0, num_bytes, len(block)):
-        flow.sendall(block[: num_bytes - at])
-
-
-def _drain(flow: socket.socket) -> int:
-    """Until the other end has closed its way: how many bytes came."""
-    block, total = bytearray(1 << 20), 0
-    while got := flow.recv_into(block):
-        total += got
-    return total
+        if congestion not in ("auto", "system"):
+            flow.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+        block = bytes(1 << 20)
+        for at in range(0, num_bytes, len(block)):
+            flow.sendall(block[: num_bytes - at])
+        flow.shutdown(socket.SHUT_WR)
+        flow.recv(1)
 
 
 if __name__ == "__main__":
