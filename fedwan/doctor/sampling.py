@@ -68,25 +68,25 @@ class Sampler:
 
         What is not among them counts as 0.
         """
-        picked: dict[str, Tensor] = {}
+        picked = {name: torch.zeros(len(places)) for name, places in self._places.items()}
         for name, coded in tensors:
             if name in self._places:
                 # Before the consumer has it, who may change what it is given.
                 picked[name] = coded.pick(self._places[name])
             yield name, coded
-        parts: dict[str, list[Tensor]] = {}
-        for name, places in self._places.items():
-            value = picked.get(name, torch.zeros(len(places)))
-            parts.setdefault(network_of(name), []).append(value)
-        into.update({network: torch.cat(values) for network, values in parts.items()})
+        into.update(_by_network(picked))
 
     def of(self, state: Mapping[str, Tensor]) -> Sample:
         """The sample of plain tensors; a copy."""
-        parts: dict[str, list[Tensor]] = {}
-        for name, places in self._places.items():
-            value = state[name].reshape(-1)[places].float()
-            parts.setdefault(network_of(name), []).append(value)
-        return {network: torch.cat(values) for network, values in parts.items()}
+        places = self._places.items()
+        return _by_network({name: state[name].reshape(-1)[at].float() for name, at in places})
+
+
+def _by_network(values: Mapping[str, Tensor]) -> Sample:
+    parts: dict[str, list[Tensor]] = {}
+    for name, value in values.items():
+        parts.setdefault(network_of(name), []).append(value)
+    return {network: torch.cat(values) for network, values in parts.items()}
 
 
 def no_direction() -> Direction:
