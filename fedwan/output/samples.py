@@ -136,15 +136,11 @@ def _told(captions: Sequence[str], most: int) -> list[str]:
 
 def most_shown(image: Any, num: int) -> int:
     """How many images of a size, (…, height, width), up to num, there is room for; 1 at least."""
-    tall, wide = image.shape[-2:]
-
-    def is_too_large(count: int) -> bool:
-        _, _, height, width = _tiles(count, tall, wide)
-        return count * height * width > _MOST_PX
-
-    while num > 1 and is_too_large(num):
-        num -= 1
-    return num
+    for count in range(num, 1, -1):
+        _, _, height, width = _tiles(count, *image.shape[-2:])
+        if count * height * width <= _MOST_PX:
+            return count
+    return min(num, 1)
 
 
 def _tiles(count: int, tall: int, wide: int) -> tuple[int, int, int, int]:
