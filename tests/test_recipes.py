@@ -16,6 +16,7 @@ from tests.support import spec
 
 STREAM = "strategy=streaming_diloco h=10 steps=20"
 FLOW = "workload=flow network.velocity"
+EXPERTS = "strategy=experts workload"
 
 
 def resolved(page: ModuleType, config: Config) -> Config:
@@ -110,6 +111,9 @@ def test_what_a_strategy_does_not_follow_is_refused_with_one_that_does(
         (f"{FLOW}.exclude=['']", r"network.velocity.exclude = \[''\] says nothing"),
         (f"{FLOW}.exclude=a,b", "exclude = 'a,b' is no list"),
         (f"{FLOW}.exclude=[read.*] strategy=sync", "has no effect with strategy 'sync'"),
+        (f"{EXPERTS}=pix2pix data.name=photo_edges", "'pix2pix' does not bear"),
+        (f"{EXPERTS}=flow inner.velocity.state=average", "has no effect with strategy 'experts'"),
+        (f"{EXPERTS}=flow round.merge=median sites=3", "has no effect with strategy 'experts'"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(words: str, says: str) -> None:

@@ -127,22 +127,15 @@ def test_it_does_after_a_site_came_back_or_all_begin_anew(
     check_sum(made)
 
 
-def test_variates_reach_a_parameter_whose_data_were_replaced() -> None:
-    net = torch.nn.Linear(2, 1)
-    replica = Replica({"net": net}, {"net": torch.optim.SGD(net.parameters())})
-    hook = ControlVariates({"net": 0.0}, replica)
-    hook.variates["net/weight"].fill_(1.0)
-    net.weight.data = torch.zeros(1, 2)
-    hook.after_step()
-    assert net.weight.tolist() == [[1.0, 1.0]]
-
-
-def test_variates_of_half_precision_are_kept_in_full() -> None:
-    net = torch.nn.Linear(2, 1).bfloat16()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_variates_are_kept_in_full_and_reach_a_parameter_whose_data_were_replaced(
+    dtype: torch.dtype,
+) -> None:
+    net = torch.nn.Linear(2, 1, dtype=dtype)
     replica = Replica({"net": net}, {"net": torch.optim.SGD(net.parameters())})
     hook = ControlVariates({"net": 0.5}, replica)
     assert {value.dtype for value in hook.state.values()} == {torch.float32}
     hook.variates["net/weight"].fill_(1.0)
-    torch.nn.init.zeros_(net.weight)
+    net.weight.data = torch.zeros(1, 2, dtype=dtype)
     hook.after_step()
     assert net.weight.tolist() == [[1.0, 1.0]]
