@@ -195,7 +195,7 @@ def test_a_resumed_run_expects_every_site_again_and_keeps_its_sums(tmp_path: Pat
 
 
 def test_what_sites_spent_in_earlier_starts_counts_and_a_new_run_has_no_past(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     board = Board(make_config(tmp_path), since=100.0)
     board.take(record_of(round_row(1, "s1"), 3.0))
@@ -207,12 +207,13 @@ def test_what_sites_spent_in_earlier_starts_counts_and_a_new_run_has_no_past(
     assert [e.event for e in follower.board.news] == ["warning"]
 
 
-def test_a_follower_reads_on_from_the_last_whole_line(
+def test_a_follower_reads_on_from_the_last_whole_line_and_bears_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dump(config := make_config(tmp_path), tmp_path / "config.yaml")
-    recorder, follower = Recorder(tmp_path), Follower(tmp_path, config)
-    given: list[int] = []
+    follower = Follower(tmp_path, config := make_config(tmp_path))
+    follower.poll()
+    dump(config, tmp_path / "config.yaml")
+    recorder, given = Recorder(tmp_path), list[int]()
     to_record = records.to_record
 
     def counted(row: Any) -> Any:
@@ -229,18 +230,6 @@ def test_a_follower_reads_on_from_the_last_whole_line(
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "rou')
     follower.poll(is_last=True)
-    assert follower.board.sites["s1"].bytes_up == 3000
-
-
-def test_a_follower_knows_what_the_files_hold_and_bears_damage(tmp_path: Path) -> None:
-    follower = Follower(tmp_path, config := make_config(tmp_path))
-    follower.poll()
-    dump(config, tmp_path / "config.yaml")
-    recorder = Recorder(tmp_path)
-    for version in (1, 2, 3):
-        recorder.write(round_row(version, "s1"))
-        follower.poll(is_last=True)
-    recorder.close()
     assert follower.board.sites["s1"].bytes_up == 3000
     Recorder(tmp_path, resumed=(2, [2])).close()  # which replaces the file
     follower.poll(is_last=True)
