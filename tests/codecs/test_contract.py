@@ -355,14 +355,6 @@ def test_a_lying_header_or_table_is_refused_and_nothing_of_its_size_is_allocated
     assert peak < 1 << 20
 
 
-def test_a_bool_is_0_or_1_whatever_byte_arrives() -> None:
-    layout = {"n/bool": spec((3,), Role.COUNTER, torch.bool)}
-    data = bytearray(encode(fp32(), {"n/bool": torch.tensor([True, False, True])}, layout))
-    data[-16] = 0x80
-    decoded = decode(fp32(), signed(data), layout)["n/bool"]
-    assert bytes(decoded.view(torch.uint8).numpy()) == b"\1\0\1"
-
-
 def test_a_codec_of_one_s_own_that_is_wrong_is_named_with_the_tensor() -> None:
     layout = {"net/w": TensorSpec((4,), torch.float32, Role.PARAMETER)}
     values = {"net/w": torch.ones(4)}

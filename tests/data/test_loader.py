@@ -119,19 +119,6 @@ def test_what_is_mirrored_keeps_its_shape() -> None:
     assert sorted(first) == [tuple(row) for row in x.tolist()]
 
 
-def test_what_is_mirrored_is_the_same_once_a_loader_goes_on_from_its_state() -> None:
-    x = torch.arange(48.0).view(12, 4)
-
-    def source(seed: int) -> Loader:
-        return Loader(InMemory(Batch(x, x)), 6, torch.Generator().manual_seed(seed), flip=True)
-
-    first, second = source(0), source(0)
-    [next(first) for _ in range(3)]
-    second.load_state_dict(first.state_dict())
-    for _ in range(6):
-        assert torch.equal(next(second).x, next(first).x)
-
-
 def test_batches_do_not_depend_on_what_a_script_has_made_torchs_default() -> None:
     x = torch.arange(48.0).view(12, 1, 2, 2)
 
