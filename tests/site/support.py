@@ -163,6 +163,21 @@ def take_steps(
     return ended._replace(sha256=site.global_sha256)
 
 
+def overflow_once(call: int, keep: Callable[[nn.Module], object] = lambda net: None) -> Ended:
+    """A batch that makes weights which are no numbers; `keep` gets the network."""
+    left = [call]
+
+    def spoil(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        left[0] -= 1
+        return args if left[0] else tuple(arg * float("nan") for arg in args)
+
+    def spoilt(net: nn.Module) -> None:
+        net.register_forward_pre_hook(spoil)
+        keep(net)
+
+    return take_steps(keep=spoilt)
+
+
 @functools.cache
 def asked(*words: str) -> Config:
     """A run of scripts; of one site unless asked otherwise."""

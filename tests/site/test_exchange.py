@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedwan.config import InnerConfig
 from fedwan.errors import PayloadError
@@ -20,12 +20,12 @@ from fedwan.site.stub import CoordinatorStub
 from tests.site.support import (
     BATCH,
     WIDTH,
-    Ended,
     Masters,
     Ran,
     asked,
     at_site,
     network,
+    overflow_once,
     take_steps,
 )
 
@@ -45,21 +45,6 @@ def test_what_ended_one_flight_is_told_when_another_makes_the_site_start_over(
     config = asked("strategy=streaming_diloco", "stream.fragments=2", "stream.tau=3", "steps=16")
     with pytest.raises(PayloadError, match="torn"):
         at_site(config, tmp_path, take_steps)
-
-
-def overflow_once(call: int, keep: Callable[[nn.Module], object] = lambda net: None) -> Ended:
-    """A batch that makes weights which are no numbers; `keep` gets the network."""
-    left = [call]
-
-    def spoil(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        left[0] -= 1
-        return args if left[0] else tuple(arg * float("nan") for arg in args)
-
-    def spoilt(net: nn.Module) -> None:
-        net.register_forward_pre_hook(spoil)
-        keep(net)
-
-    return take_steps(keep=spoilt)
 
 
 def test_fragments_that_one_overflow_has_spoilt_together_are_one_try(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ from tests.site.support import (
     at_site,
     cut,
     network,
+    overflow_once,
     take_steps,
 )
 
@@ -67,8 +68,9 @@ STRATEGIES = [
 ]
 
 
-def together(pair: Processes, folder: Path, words: str, way: str = "plain") -> list[Ran]:
-    script = partial(take_steps, way)
+def together(
+    pair: Processes, folder: Path, words: str, script: Callable[[], Any] = take_steps
+) -> list[Ran]:
     ran = pair.run(at_site, asked(*words.split()), folder, script)
     assert all(isinstance(one, Ran) for one in ran), ran
     return ran
@@ -96,7 +98,7 @@ def test_processes_that_take_the_same_steps_end_on_the_bits_of_one_and_cut_ones_
     one = apart(tmp_path / "one", words)
     first, second = together(pair, tmp_path / "two", words)
     assert first.sha256 == one.sha256 == {second.ended.sha256}
-    first, second = together(pair, tmp_path / "cut", words, way)
+    first, second = together(pair, tmp_path / "cut", words, partial(take_steps, way))
     assert first.sha256 == {second.ended.sha256}
     assert "codec" in words or "sparse" in words or distance(first.state, one.state) < 1e-6
 
@@ -177,7 +179,7 @@ def seeing() -> list[float]:
 def test_a_buffer_that_takes_another_one_s_place_travels_where_parameters_are_cut(
     pair: Processes, tmp_path: Path
 ) -> None:
-    first, second = pair.run(at_site, asked("strategy=diloco"), tmp_path, seeing)
+    first, second = together(pair, tmp_path, "strategy=diloco", seeing)
     assert first.ended == second.ended == first.state["net/seen"].tolist() != [0.0] * WIDTH
 
 
@@ -222,8 +224,8 @@ def test_all_processes_measure_and_go_on_as_if_they_had_not(
     pair: Processes, tmp_path: Path
 ) -> None:
     words = "strategy=diloco h=2"
-    plain = together(pair, tmp_path / "a", words, "fsdp")
-    ran = pair.run(at_site, asked(*words.split(), "eval.every=2"), tmp_path / "b", measured)
+    plain = together(pair, tmp_path / "a", words, partial(take_steps, "fsdp"))
+    ran = together(pair, tmp_path / "b", f"{words} eval.every=2", measured)
     figures = [one.ended[1] for one in ran]
     assert len(figures[0]) >= 3 and figures[0] == figures[1]
     rows = [row["fd"] for row in ran[0].records if row["kind"] == "quality"]
@@ -244,7 +246,7 @@ def test_a_stop_ends_all_processes(pair: Processes, tmp_path: Path) -> None:
 def test_a_checkpoint_of_two_processes_is_refused_by_another_number(
     pair: Processes, tmp_path: Path
 ) -> None:
-    together(pair, tmp_path, "strategy=diloco", "fsdp")
+    together(pair, tmp_path, "strategy=diloco", partial(take_steps, "fsdp"))
     with pytest.raises(UserError, match=r"of 2 processes, this site has 1; start as many"):
         apart(tmp_path, "strategy=diloco")
 
@@ -392,8 +394,7 @@ def test_a_process_holds_its_half_of_everything_and_no_more_than_a_fragment_pass
     whole = num_bytes(net.parameters())
     layer = max(num_bytes(m.parameters()) for m in net if isinstance(m, nn.Linear))
     fragment = whole // 4 + layer
-    config = asked(*WORDS.split(), "steps=16")
-    ran: list[Ran] = pair.run(at_site, config, tmp_path, partial(held, way))
+    ran = together(pair, tmp_path, f"{WORDS} steps=16", partial(held, way))
     # Of layers, FSDP2 gathers one while it computes another; `gradients` leaves them gathered.
     most = fragment + (2 * layer if way == "fsdp" else whole)
     for base, trained, passing in (one.ended for one in ran):
@@ -448,10 +449,9 @@ def use_half(way: str = "plain") -> str:
 def test_a_mean_gradient_takes_the_place_of_whatever_lay_there(
     way: str, pair: Processes, tmp_path: Path
 ) -> None:
-    words = ["strategy=sync", "inner.net.name=sgd", "inner.net.lr=0.1"]
-    words += ["inner.net.beta1=0", "inner.net.weight_decay=0"]
-    first, second = pair.run(at_site, asked(*words), tmp_path, partial(use_half, way))
-    assert isinstance(first, Ran) and isinstance(second, Ran), (first, second)
+    words = "strategy=sync inner.net.name=sgd inner.net.lr=0.1"
+    words += " inner.net.beta1=0 inner.net.weight_decay=0"
+    first, second = together(pair, tmp_path, words, partial(use_half, way))
     assert first.sha256 == {first.ended} == {second.ended}
 
 
@@ -477,9 +477,7 @@ def upload_slowly() -> Ended:
 
 
 def test_an_upload_may_take_longer_than_a_collective(pair: Processes, tmp_path: Path) -> None:
-    words = ("strategy=diloco", "steps=4")
-    first, second = pair.run(at_site, asked(*words), tmp_path, upload_slowly)
-    assert isinstance(first, Ran) and isinstance(second, Ran), (first, second)
+    first, second = together(pair, tmp_path, "strategy=diloco steps=4", upload_slowly)
     assert first.sha256 == {second.ended.sha256}
 
 
@@ -493,30 +491,12 @@ def test_tensors_of_any_dtype_that_travels_reach_all_processes(pair: Processes) 
     assert pair.run(spread, torch.int16) == [[0, 1, 2]] * 2  # which gloo does not know
 
 
-class Spoilt:
-    """An overflow: one batch makes weights that are no numbers."""
-
-    def __init__(self, call: int) -> None:
-        self._left = call
-
-    def __call__(self, net: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        self._left -= 1
-        return tuple(arg * float("nan") for arg in args) if self._left == 0 else args
-
-
-def spoilt() -> Ended:
-    def keep(net: nn.Module) -> None:
-        net.register_forward_pre_hook(Spoilt(8))
-
-    return take_steps(keep=keep)
-
-
 @pytest.mark.parametrize("words", ["strategy=diloco", "strategy=streaming_diloco stream.tau=2"])
 def test_processes_begin_anew_together_after_a_contribution_was_refused(
     words: str, pair: Processes, tmp_path: Path
 ) -> None:
     config = asked("steps=16", *words.split())
-    ran = pair.run(at_site, config, tmp_path, spoilt, timeout_s=40)
+    ran = pair.run(at_site, config, tmp_path, partial(overflow_once, 8), timeout_s=40)
     assert all(isinstance(one, Ran) for one in ran), ran
     assert ran[0].sha256 == {ran[1].ended.sha256}
 
