@@ -59,6 +59,7 @@ def test_flower_stays_in_its_room() -> None:
     assert not [path for path in others if "flwr" in packages_of(path)]
 
 
-def test_packages_that_flower_imports_stay_free_of_torch() -> None:
-    code = "import sys, fedwan, strategies, sites; sys.exit('torch' in sys.modules)"
+def test_what_flower_imports_and_what_reads_settings_stay_free_of_torch_and_flower() -> None:
+    names = "{'torch', 'flwr'} & {*sys.modules}"
+    code = f"import sys, fedwan.app, strategies, sites; sys.exit(bool({names}))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -30,7 +30,7 @@ from fedwan.errors import UserError
 from fedwan.link.base import Link
 from fedwan.simulation import Absence, SimulatedRun, simulate
 from fedwan.site.assignment import VARIABLE, read_outcome
-from fedwan.state import State, state_of
+from fedwan.state import State, hash_state, state_of
 from tests.lightning_modules import Net, Points, fit, loader_of
 from tests.site.support import ROOT, Served
 from tests.support import PoisoningLink, same_bits
@@ -288,25 +288,6 @@ def test_where_lightning_is_missing_it_is_said_what_to_install() -> None:
     assert "pip install 'fedwan[lightning]'" in ended.stderr
 
 
-def test_a_moving_average_of_lightning_s_own_survives_its_site(tmp_path: Path) -> None:
-    found: list[State] = []
-    for absence in (None, Absence(0.5, 0.5)):
-        averages: list[EMAWeightAveraging] = []
-
-        def train(place: Any, averages: list[EMAWeightAveraging] = averages) -> None:
-            averages.append(EMAWeightAveraging(decay=0.9))
-            fit(tmp_path, "net", "stateful", callbacks=[averages[-1]])
-
-        absences = {"s1": absence} if absence else {}
-        run = simulate(
-            config_of("net", 12, 2), tmp_path / f"{absence}", train=train, absences=absences
-        )
-        assert run.totals.rejoins == len(absences)
-        model = averages[-1]._average_model
-        found.append({name: value.clone() for name, value in model.state_dict().items()})
-    assert same_bits(*found)
-
-
 class Counting:
     """Counts the hooks that come after the callback's own; what it serves depends on the counts."""
 
@@ -380,9 +361,11 @@ class Growing(Counting, LightningDataModule):
         return batch * (1 + self.counts["batches"] / 100)
 
 
-@pytest.mark.parametrize("leave_at", [0.2, 0.4, 0.7])  # in mid-epoch, at its end, in the next
-def test_what_hooks_have_changed_after_the_callback_survives_its_site(
-    tmp_path: Path, leave_at: float
+@pytest.mark.parametrize(  # in mid-epoch, at its end, in the next
+    ("leave_at", "is_averaged"), [(0.2, True), (0.4, False), (0.7, True)]
+)
+def test_what_hooks_changed_after_the_callback_and_lightning_s_average_survive_their_site(
+    tmp_path: Path, leave_at: float, is_averaged: bool
 ) -> None:
     found: list[tuple[Any, ...]] = []
     for absence in (None, Absence(leave_at, leave_at)):
@@ -390,15 +373,17 @@ def test_what_hooks_have_changed_after_the_callback_survives_its_site(
 
         def train(place: Any, made: list[tuple[Any, ...]] = made) -> None:
             later, data = Later(), Growing()
+            averages = [EMAWeightAveraging(decay=0.9)] if is_averaged else []
             settings = {"val_check_interval": 2, "reload_dataloaders_every_n_epochs": 1}
-            module = fit(tmp_path, Curriculum, data, [later], **settings)
-            made.append((later, data, module))
+            module = fit(tmp_path, Curriculum, data, [later, *averages], **settings)
+            hashes = [hash_state(each._average_model.state_dict()) for each in averages]
+            made.append((*(each.counts for each in (later, data, module)), hashes))
 
         absences = {"s1": absence} if absence else {}
         folder = tmp_path / f"{absence}"
         run = simulate(config_of("net", 12, 2), folder, train=train, absences=absences)
         assert run.totals.rejoins == len(absences)
-        found.append((run.site_sha256, *(each.counts for each in made[-1])))
+        found.append((run.site_sha256, *made[-1]))
     assert found[0] == found[1]
     assert found[0][1] == {AFTER[0]: 12, AFTER[1]: 7, AFTER[2]: 2}  # one of a sanity check
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -328,18 +329,19 @@ def test_a_run_that_too_few_sites_come_to_stops_and_says_who_is_missing(tmp_path
         run_tiny(tmp_path, tiny_config(round={"patience_s": 0.5}), part=part)
 
 
-def test_a_script_s_own_kinds_and_steps_complete_the_run(tmp_path: Path) -> None:
-    def script(member: Membership) -> None:
-        network = TinyWorkload({"unet": ADAM}).networks["unet"]
-        optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
-        join = {"networks": {"unet": network}, "optimizers": {"unet": optimizer}}
-        with fedwan.join(**join, steps=40) as site:
-            for _ in site:
-                network(torch.randn(4, 2)).square().mean().backward()
-                optimizer.step()
+def script(member: Membership, steps: int = 0) -> None:
+    network = TinyWorkload({"unet": ADAM}).networks["unet"]
+    optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
+    join = {"networks": {"unet": network}, "optimizers": {"unet": optimizer}}
+    with fedwan.join(**join, steps=steps) as site:
+        for _ in site:
+            network(torch.randn(4, 2)).square().mean().backward()
+            optimizer.step()
 
+
+def test_a_script_s_own_kinds_and_steps_complete_the_run(tmp_path: Path) -> None:
     config = load_run(None, ["workload=command", "sites=2", "eval.every=0"])
-    ran = fedwan.simulate(config, tmp_path, train=script)
+    ran = fedwan.simulate(config, tmp_path, train=partial(script, steps=40))
     assert ran.model.versions == [2] and len(set(ran.site_sha256.values())) == 1
 
 
@@ -349,14 +351,6 @@ def test_each_site_s_script_draws_from_a_seed_of_its_own(
     seeds: list[int] = []
     monkeypatch.setattr(joining.torch, "initial_seed", lambda: 7)  # as where each is a process
     monkeypatch.setattr(joining, "seed_all", seeds.append)
-
-    def script(member: Membership) -> None:
-        network = TinyWorkload({"unet": ADAM}).networks["unet"]
-        optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
-        with fedwan.join(networks={"unet": network}, optimizers={"unet": optimizer}) as site:
-            for _ in site:
-                network(torch.randn(4, 2)).square().mean().backward()
-                optimizer.step()
 
     words = ["workload=command", "sites=2", "steps=4", "h=2", "eval.every=0"]
     fedwan.simulate(load_run(None, words), tmp_path, train=script)
