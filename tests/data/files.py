@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -47,19 +47,9 @@ def write_folder(
     return folder
 
 
-def write_tar(path: Path, files: Mapping[str, bytes]) -> Path:
-    """A tar file that is not compressed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return path
-
-
 def write_shards(folder: Path, numbers: Iterable[int], classes: tuple[str, ...] = ()) -> Path:
     """Ten samples a shard, with a caption each, and a label if there are classes."""
+    folder.mkdir(parents=True, exist_ok=True)
     listed = list(numbers)
     for start in range(0, len(listed), 10):
         files: dict[str, bytes] = {}
@@ -69,7 +59,11 @@ def write_shards(folder: Path, numbers: Iterable[int], classes: tuple[str, ...] 
             if classes:
                 label = {"label": classes[number % len(classes)], "by": "test"}
                 files[f"{number:04d}.json"] = json.dumps(label).encode()
-        write_tar(folder / f"shard-{start:04d}.tar", files)
+        with tarfile.open(folder / f"shard-{start:04d}.tar", "w") as archive:
+            for name, data in files.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
     return folder
 
 
@@ -77,8 +71,8 @@ def open_one(config: DataConfig, site: int = 0, sites: int = 1, seed: int = 0) -
     return open_shard(config, site, sites, seed)
 
 
-def stream_of(shard: Shard, batch: int = 7, seed: int = 3) -> Loader:
-    return shard.loader(batch, torch.Generator().manual_seed(seed))
+def stream_of(shard: Shard, batch: int = 7) -> Loader:
+    return shard.loader(batch, torch.Generator().manual_seed(3))
 
 
 def refused(match: str, call: Callable[[], object]) -> None:

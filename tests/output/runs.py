@@ -64,14 +64,9 @@ def quality_row(version: int, fd: float) -> dict[str, Any]:
     return {"kind": "quality", "version": version, "step": 10 * version, **figures}
 
 
-def sample_bytes(num: int = 4) -> bytes:
-    generator = torch.Generator().manual_seed(0)
-    images = torch.rand(num, 1, 8, 8, generator=generator) * 2 - 1
-    return save({"generated": images, "real": images.clone()})
-
-
 def write_run(outputs: Outputs, *, finish: bool) -> None:
     """Two sites, two rounds, an absence, three evaluations."""
+    images = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
     outputs.event("listening", None, "data plane listens")
     for site in ("s1", "s2"):
         outputs.event("join", site, f"{site} joined at version 0")
@@ -80,7 +75,7 @@ def write_run(outputs: Outputs, *, finish: bool) -> None:
         for site in ("s1", "s2"):
             outputs.record(round_row(version, site, loss=float("nan") if version == 1 else 0.7))
         outputs.record(quality_row(version, 8.0 / version))
-        outputs.samples(version, 10 * version, sample_bytes())
+        outputs.samples(version, 10 * version, save({"generated": images, "real": images.clone()}))
     outputs.event("rejoin", "s2", "s2 <rejoined> & is back")
     if finish:
         outputs.finish(TOTALS, 12.5, 2, 500, "ab" * 32)

@@ -14,20 +14,15 @@ from fedwan.output.report import write_report
 from tests.output.runs import make_config, round_row, write_run
 
 
-def test_a_script_s_own_figures_take_the_place_of_a_distance(tmp_path: Path) -> None:
+def test_a_script_s_own_figures_and_losses_bear_its_names_once(tmp_path: Path) -> None:
     with Outputs(make_config(tmp_path), tmp_path) as outputs:
         for step in (0, 10):
             row = {"kind": "quality", "version": step // 10, "step": step, "site": "s1"}
             outputs.record(row | {"val_mse": 0.25 / (1 + step), "accuracy": 0.5})
+        outputs.record(round_row(1, "s1") | {"losses": {"loss": 0.7}})
     html = (tmp_path / "report.html").read_text()
     assert "Fréchet" not in html and "val_mse 0.0227" in html
     assert "val_mse of the EMA weights" in html and "accuracy of the EMA weights" in html
-
-
-def test_a_loss_that_is_called_so_is_named_once(tmp_path: Path) -> None:
-    with Outputs(make_config(tmp_path), tmp_path) as outputs:
-        outputs.record(round_row(1, "s1") | {"losses": {"loss": 0.7}})
-    html = (tmp_path / "report.html").read_text()
     assert "<figcaption>Loss</figcaption>" in html
 
 

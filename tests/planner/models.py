@@ -18,16 +18,13 @@ FAST = WireLink(Pipe(1e9, 0.0), Pipe(1e9, 0.0))
 
 
 def strategy_of(
-    name: str, sites: int, h: int, codec: str = "fp32", quorum: int = 0, **settings: Any
+    name: str, sites: int, h: int, codec: str = "fp32", stream: tuple[int, int] | None = None
 ) -> Strategy:
-    """A recipe's strategy; `stream` and settings of `RoundConfig` may be set besides."""
+    """A recipe's strategy; `stream` are fragments and tau."""
     config = Config(strategy=name, sites=sites, h=h, steps=8 * h)
     config.codec.up = config.codec.down = codec
-    config.round.quorum = quorum
-    if stream := settings.pop("stream", None):
-        config.stream = StreamConfig(fragments=stream[0], tau=stream[1])
-    for key, value in settings.items():
-        setattr(config.round, key, value)
+    if stream:
+        config.stream = StreamConfig(*stream)
     recipe = load_strategy(name)
     resolve_strategy(recipe, config, {"model": "regression"})
     return recipe.build(config)

@@ -42,12 +42,6 @@ class TinyExperts(TinyWorkload):
         self.networks = {name: Experts(net, SITES) for name, net in self.networks.items()}
         self.optimizers = build_optimizers(inner, self.networks)
 
-    def evaluate(self, real: Any, seed: int) -> dict[str, Any]:
-        return {"fd": 1.0, "fd_floor": 0.0}
-
-    def sample(self, num: int, seed: int) -> torch.Tensor:
-        return torch.zeros(num, 2)
-
 
 def run(folder: Path, inner: Any = NET, **more: Any) -> Ran:
     sections = {"checkpoint": {"every": 1}} | more.pop("sections", {})
