@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import tempfile
 import time
 from functools import cache
@@ -98,7 +99,7 @@ def _rate(case: Case) -> tuple[int, float, float]:
         return faults, seconds, (_merged(run) - first) / seconds
     finally:
         run.close()
-        folder.rmdir()
+        shutil.rmtree(folder.parent)
 
 
 def _merged(run: Federation) -> float:
