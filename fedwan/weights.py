@@ -173,13 +173,13 @@ def load_initial(
     for network, path in config.init.items():
         targets, tensors = _tensors(networks[network]), load_file(path)
         for name, value in tensors.items():
-            dtype = targets[name].dtype
+            dtype, is_buffer = targets[name].dtype, not isinstance(targets[name], nn.Parameter)
             if (value.is_floating_point(), value.is_complex()) != (
                 dtype.is_floating_point,
                 dtype.is_complex,
             ):
                 mend = f"is {value.dtype} for {dtype}; give weights as they were trained"
-            elif not value.to(dtype).isfinite().all():
+            elif not (is_buffer or value.to(dtype).isfinite().all()):  # a mask has infinities
                 mend = f"holds values that are not finite in {dtype}; give another file"
             else:
                 continue
