@@ -170,6 +170,7 @@ def test_a_run_whose_site_is_there_and_does_not_come_back_ends_and_says_what_to_
         run.result(20.0)
 
 
+@pytest.mark.slow
 def test_a_site_that_is_refused_again_and_again_is_given_up_and_the_run_waits_no_longer_for_it(
     tmp_path: Path,
 ) -> None:

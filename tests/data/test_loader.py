@@ -160,7 +160,7 @@ def test_batches_of_a_data_set_that_draws_are_the_same_with_workers_and_when_res
     assert torch.equal(first, torch.rand(1, generator=state_of_torch)), "nobody drew from it"
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_stream_begins_anew_where_it_ends_and_resumes_where_it_stood(workers: int) -> None:
     source = loader(Numbers(), 4, workers=workers)
     assert [next(source).tolist() for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
@@ -221,7 +221,7 @@ def test_data_without_enough_samples_are_refused() -> None:
         next(loader(Numbers(), 11))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_what_a_worker_cannot_read_is_told_in_one_line(workers: int) -> None:
     source = loader(Damaged(), 2, workers=workers)
     with pytest.raises(ConfigError, match=r"^data.path: number \d cannot be read; remove it$"):

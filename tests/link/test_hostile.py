@@ -187,6 +187,7 @@ class Lies(ExitStack):
         self.answers["unasked"] = send(stub, report(version=1)(header))
 
 
+@pytest.mark.slow
 def test_a_run_ends_on_the_same_bits_though_a_site_lies_also_where_it_is_killed_and_resumed(
     tmp_path: Path, identities: Path
 ) -> None:
