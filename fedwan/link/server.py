@@ -119,6 +119,8 @@ class DataPlane:
         )
         self.identity = Renewable(identity)
         """As its folder has it now."""
+        self._expired: Identity | None = None
+        """That which was told to have expired: sites that are connected may go on for days."""
         credentials = self.identity.grpc_server_credentials()
         try:
             self.port = self._server.add_secure_port(link.listen, credentials)
@@ -212,10 +214,16 @@ class DataPlane:
 
     def _crowd(self) -> Iterator[str]:
         """What keeps everybody out, or is about to, and gRPC does not tell."""
-        if self.identity.identity.expires <= now() and not self.identity.renew():
+        identity = self.identity.identity
+        if (
+            identity.expires <= now()
+            and identity is not self._expired
+            and not self.identity.renew()
+        ):
+            self._expired = identity
             yield (
                 f"the coordinator's own certificate expired on "
-                f"{self.identity.identity.expires:%Y-%m-%d %H:%M} UTC, and no site that dials anew "
+                f"{identity.expires:%Y-%m-%d %H:%M} UTC, and no site that dials anew "
                 f"accepts it; have it renewed at the authority: fedwan pki renew {COORDINATOR}"
             )
         num, most, own = num_accepted(self.port), self._most_connections, self._num_threads

@@ -249,7 +249,8 @@ def _read(path: Path, at: dict[str, int] | None = None) -> Iterator[tuple[bytes,
 def _lines_until(path: Path, rounds: int, versions: Sequence[int]) -> Iterator[bytes]:
     def is_kept(record: Record) -> bool:
         if isinstance(record, RoundRecord):
-            return record.version <= dict(enumerate(versions)).get(record.fragment, 0)
+            is_one = 0 <= record.fragment < len(versions)
+            return is_one and record.version <= versions[record.fragment]
         return getattr(record, "version", 0) <= rounds
 
     return (line.rstrip(b"\n") + b"\n" for line, record in _read(path) if is_kept(record))

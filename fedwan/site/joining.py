@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -99,14 +99,17 @@ def join(
     modules = {name: unwrapped(module) for name, module in networks.items()}
     optimizers = {name: _optimizer_in(wrapper) for name, wrapper in optimizers.items()}
     try:
-        trained = _trained(modules, optimizers, kinds or {})
+        held = {
+            id(p) for o in optimizers.values() for group in o.param_groups for p in group["params"]
+        }
+        trained = _trained(modules, held, kinds or {})
         script = Script(modules, optimizers, trained, state or {}, steps, evaluate, sample)
         if (member := given_membership()) is None:
             has_group()
             return Alone(script)
         config = member.config
         group = open_group(config.round.patience_s)
-        load_initial(modules, config, _held(optimizers))
+        load_initial(modules, config, held)
         if config.num_sites > 1:
             seed_all(derive_seed(torch.initial_seed(), config.seed, member.name))
         return Site(member, script, group)
@@ -259,18 +262,10 @@ def _optimizer_in(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         optimizer = inner
 
 
-def _held(optimizers: Mapping[str, torch.optim.Optimizer]) -> set[int]:
-    """`id` of the parameters that some optimiser steps."""
-    return {id(p) for o in optimizers.values() for group in o.param_groups for p in group["params"]}
-
-
 def _trained(
-    networks: Mapping[str, nn.Module],
-    optimizers: Mapping[str, torch.optim.Optimizer],
-    kinds: Mapping[str, NetworkKind],
+    networks: Mapping[str, nn.Module], held: Collection[int], kinds: Mapping[str, NetworkKind]
 ) -> dict[str, NetworkKind]:
-    """Kinds of the networks that some optimiser steps."""
-    held = _held(optimizers)
+    """Kinds of the networks that some optimiser steps; `held` is `id` of what they step."""
     trained = [n for n, m in networks.items() if any(id(p) in held for p in m.parameters())]
     if not trained:
         raise UserError(

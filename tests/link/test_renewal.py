@@ -248,6 +248,7 @@ def test_a_coordinator_whose_own_certificate_has_expired_is_told_on_both_sides(
         kind, site, text = bench.events[0]
         assert (kind, site) == ("rejected", None)
         assert text.startswith("the coordinator's own certificate expired on 20")
+        assert bench.hub.rejected == 1, "told once, however long it lasts"
         renew_for("coordinator", 60.0)
         link.join(bench.hello("s1"))
 
