@@ -51,7 +51,7 @@ SCENARIOS = {
     "async": Scenario("h=2 strategy=async_diloco codec.up=int4", "never"),
     "one site": Scenario("sites=1 h=2 strategy=diloco codec.up=topk2 codec.down=int4", "always"),
     "own h": Scenario(
-        "h=2 strategy=diloco codec.up=int4 network.discriminator.h=1", "until a death"
+        "h=2 strategy=diloco codec.up=int2 network.discriminator.h=1", "until a death"
     ),
     "own pace": Scenario("h=4 strategy=async_diloco codec.up=int4 round.least_steps=1", "never"),
     "masked": Scenario("h=2 strategy=diloco codec.up=masked4 codec.down=int4", "always"),

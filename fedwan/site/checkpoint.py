@@ -110,14 +110,20 @@ class Residuals:
         self._versions[fragment.index] = version
 
     def ledger(
-        self, work: Work, leaving: Fragment | None = None, sent: tuple[State, State] = ({}, {})
+        self, work: Work, leaving: Mapping[int, tuple[int, State, State]] | None = None
     ) -> Ledger:
-        """For a checkpoint; `sent` is what is owed before and after the fragment that leaves."""
-        everything = {name: value for state in self._owed for name, value in state.items()}
-        versions = list(self._versions)
-        if leaving is not None:
-            versions[leaving.index] += 1
-        return Ledger(everything | sent[0], everything | sent[1], work, tuple(versions))
+        """For a checkpoint.
+
+        `leaving`: of fragments whose contributions are about to leave, by their numbers, the
+        version that these lead to, and what is owed before and after they were encoded.
+        """
+        before = {name: value for state in self._owed for name, value in state.items()}
+        after, versions = dict(before), list(self._versions)
+        for index, (version, residual, owed) in (leaving or {}).items():
+            versions[index] = version
+            before |= residual
+            after |= owed
+        return Ledger(before, after, work, tuple(versions))
 
     def restore(
         self, fragments: Sequence[Fragment], versions: Sequence[int], ledger: Ledger | None

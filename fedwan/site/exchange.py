@@ -27,8 +27,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
+from fedwan.codecs import Payload
 from fedwan.errors import FedwanError, PayloadError, UserError
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
@@ -61,6 +62,18 @@ class _Refused(_Astray):
 
 class _Over(Exception):  # noqa: N818
     """The run is complete: nothing more will come."""
+
+
+class _Parcel(NamedTuple):
+    """A contribution that is ready to leave; at processes but rank 0 empty."""
+
+    payload: Payload | None
+    residual: State
+    """What error feedback owed before it was encoded, beside what the delta holds of that."""
+    owed: State
+    """Afterwards."""
+    refusal: str
+    """Why it cannot be encoded."""
 
 
 @dataclass
@@ -198,7 +211,13 @@ class Exchange:
         try:
             for flight in landing:
                 self._land(flight, is_last)
-            for flight in [self._depart(fragment, step) for fragment in due]:
+            departing = [self._depart(fragment, step) for fragment in due]
+            if not self._tau:
+                self._send(departing)
+            else:
+                for flight in departing:
+                    self._take_off(flight)
+            for flight in departing:
                 if self._place.has_gradients or is_last or flight.lands_at <= step:
                     self._land(flight, is_last)
         except _Astray as error:
@@ -218,10 +237,7 @@ class Exchange:
         part, version = self._place.parts[index], self._place.versions[index]
         work, weights = meter.work(step, done), self._place.weights_sha256(part)
         header = wire.UploadHeader(fragment=index, version=version, work=work)
-        flight = _Flight(fragment, part, version, step + tau, done, header, weights)
-        self._flights[index] = flight
-        (self._take_off if self._tau else self._send)(flight)
-        return flight
+        return _Flight(fragment, part, version, step + tau, done, header, weights)
 
     def _ask(self, fragment: Fragment, version: int) -> Future[Delivery] | None:
         """The update of a fragment that leads to a version, at rank 0."""
@@ -230,44 +246,54 @@ class Exchange:
         heed = partial(_check_wanted, self._in_vain)
         return self._askers.submit(self._stub.fetch_update, fragment.index, version, heed)
 
-    def _send(self, flight: _Flight) -> None:
-        """Encode, save and send.
+    def _send(self, flights: Sequence[_Flight]) -> None:
+        """Encode all that is due, save, and send.
 
-        A delta is saved before it leaves: once it is merged, nobody could make up for what this
-        site forgets.
+        Deltas are saved before any of them leaves: once one is merged, nobody could make up for
+        what this site forgets.
         """
-        fragment, version, place = flight.part, flight.version, self._place
-        replica, has_gradients = self._replica, place.has_gradients
-        taken = replica.gradients(fragment) if has_gradients else replica.delta(fragment)
+        parcels = [self._encode(flight) for flight in flights]
+        leaving = {
+            flight.fragment.index: (flight.version + 1, parcel.residual, parcel.owed)
+            for flight, parcel in zip(flights, parcels, strict=True)
+        }
+        if 0 in leaving and not self._place.has_gradients:
+            self._place.save(leaving[0][0], self._residuals.ledger(flights[0].done, leaving))
+        del leaving
+        for flight in flights:
+            self._flights[flight.fragment.index] = flight
+            parcel = parcels.pop(0)  # its memory is free once it was taken
+            receipt = wire.Receipt(status=wire.Receipt.ACCEPTED)
+            if not self._place.is_behind:
+                # Sealed before: the answer may be a question about its masks.
+                flight.update = self._ask(flight.fragment, flight.version + 1)
+                receipt = self._group.lead_long(partial(self._deliver, flight, parcel))
+            self._settle(flight, receipt, parcel.residual, parcel.owed)
+
+    def _encode(self, flight: _Flight) -> _Parcel:
+        part, replica = flight.part, self._replica
+        taken = replica.gradients(part) if self._place.has_gradients else replica.delta(part)
         # What the encoder must add: nothing where the delta holds it.
         is_held = self._strategy.owes == "weights"
-        residual = State() if is_held else self._residuals.of(fragment)
-        payload, owed, refusal = None, State(), ""
-        if self._group.rank == 0:
-            up = place.seal(fragment, flight.header, flight.weights_sha256)
-            try:
-                payload, owed = up.encode(taken, residual, fragment.layout)
-            except PayloadError as error:  # under masks nobody else could refuse it
-                refusal = str(error)
+        residual = State() if is_held else self._residuals.of(part)
+        if self._group.rank:
+            return _Parcel(None, residual, {}, "")
+        up = self._place.seal(part, flight.header, flight.weights_sha256)
+        try:
+            payload, owed = up.encode(taken, residual, part.layout)
+        except PayloadError as error:  # under masks nobody else could refuse it
+            return _Parcel(None, residual, {}, str(error))
+        return _Parcel(payload, residual, owed, "")
 
-        def send() -> wire.Receipt:
-            if refusal:
-                return _rejection(refusal)
-            return self._stub.send_contribution(payload, flight.header)
-
-        if fragment.index == 0 and not has_gradients:
-            ledger = self._residuals.ledger(flight.done, fragment, (residual, owed))
-            place.save(version + 1, ledger)
-        receipt = wire.Receipt(status=wire.Receipt.ACCEPTED)
-        if not place.is_behind:
-            # Sealed before: the answer may be a question about its masks.
-            flight.update = self._ask(flight.fragment, version + 1)
-            receipt = self._group.lead_long(send)
-        self._settle(flight, receipt, residual, owed)
+    def _deliver(self, flight: _Flight, parcel: _Parcel) -> wire.Receipt:
+        if parcel.refusal:
+            return _rejection(parcel.refusal)
+        return self._stub.send_contribution(parcel.payload, flight.header)
 
     def _take_off(self, flight: _Flight) -> None:
         """Take Δ, and leave the rest to a thread of rank 0."""
         fragment = flight.part
+        self._flights[fragment.index] = flight
         # What lies on a GPU is left to torch, which keeps what was freed.
         is_here = self._group.rank == 0 and self._device.type == "cpu"
         room = self._buffers.lend(fragment.layout) if is_here else State()

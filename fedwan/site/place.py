@@ -354,11 +354,12 @@ class Place:
         """Go on from a version, with the checkpoint of a usable one, 0 for none."""
         replica, is_begun = self.replica, any(self.versions)
         is_start = self.can_repeat and usable in self.checkpoints.starts()
-        # Whether the predecessor's last contribution was merged before it saw the update. Nothing
-        # is known of that where the coordinator is new, too.
-        is_missed = is_begun and self.is_exact and usable == version and not is_start
+        # Whether the predecessor's last contribution was merged, and so what was owed is paid.
+        # Nothing is known of that where the coordinator is new, too.
         is_known = header.merged_into and not self.is_behind  # else of the version that is merged
-        is_missed &= not is_known or is_merged(header, version - 1, version)
+        is_paid = not is_known or is_merged(header, version - 1, version)
+        # Before it saw the update.
+        is_missed = is_begun and self.is_exact and usable == version and not is_start and is_paid
         found = None
         if usable or is_start:
             # Its weights too, where others take their place: a copy in an optimiser follows.
@@ -369,8 +370,8 @@ class Place:
             steps = fragment.steps(self.strategy.h)
             landing = Landing(steps, found.work.steps, True, True, found.residual, found.owed)
             self.hook.on_land(fragment, landing)
-        elif found is not None and usable == version:
-            found = found._replace(owed=found.residual)  # it was not merged: nothing was paid
+        elif found is not None and usable == version and not (self.follows and is_paid):
+            found = found._replace(owed=found.residual)
         # Where the update was made of its weights alone, what it left are the global ones.
         has_all = (is_missed and header.is_own) or (is_start and usable == version)
         if (is_begun or found is not None) and not has_all:

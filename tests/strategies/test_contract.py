@@ -18,7 +18,7 @@ from fedwan.state import State
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
 from tests.support import GAN as TINY_GAN
-from tests.support import run_tiny, spec, tiny_config
+from tests.support import run_tiny, same_bits, spec, tiny_config
 
 GRADIENTS = {"parameter_server", "sync"}
 ON_ARRIVAL = {"async_diloco", "parameter_server"}
@@ -133,3 +133,16 @@ def test_a_run_bears_a_site_that_dies_at_a_third_and_returns_at_two_thirds(
     assert len(ran.hashes) == 1
     assert ran.rounds("s2")[-1]["step"] >= 0.9 * config.steps or h == 1, "it came back"
     assert ran.result.totals.rejoins == 1
+
+
+def test_a_site_that_dies_at_a_rounds_end_forgets_nothing_that_any_of_its_networks_owes(
+    tmp_path: Path,
+) -> None:
+    inner = dict.fromkeys(TINY_GAN, TINY_GAN["discriminator"])
+    sections: dict[str, Any] = {"codec": {"up": "int2"}, "checkpoint": {"every": 1}}
+    sections |= {"kind": "regression", "network": {"discriminator": {"h": 2}}}
+    config = tiny_config("diloco", inner, h=4, steps=16, **sections)
+    whole = run_tiny(tmp_path / "a", config)
+    again = run_tiny(tmp_path / "b", config, absences={"s2": Absence(0.5, 0.5)})
+    assert again.result.totals.rejoins == 1
+    assert same_bits(whole.state, again.state)
