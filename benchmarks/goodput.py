@@ -1,11 +1,11 @@
 """What is left of a run's work while its processes are killed again and again.
 
 `timed`, pix2pix's size, steps of 0.1 s, four sites, H = 50, int4, a link of 100 Mbit/s and 100 ms
-each: `fedwan demo` with all its processes, in a namespace and on a disk of their own. A process is
-killed at random moments, so many an hour. Goodput is the weight of the contributions that were
-merged in a second (1 for H steps), over that of the run that nothing disturbed, counted from the
-third version on. Where `quorum` is 3, a round goes on without a site that is late. Needs root.
-`--quick`: two fifths of the time.
+each: a coordinator and sites as services, in a network and on a disk of their own. A process is
+killed at random moments, so many an hour; the coordinator is started again as soon as it has ended.
+Goodput is the weight of the contributions that were merged in a second (1 for H steps), over that
+of the run that nothing disturbed, counted from the third version on. Where `quorum` is 3, a round
+goes on without a site that is late. Needs root. `--quick`: two fifths of the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness.federation import RECIPE, Federation, kill
+from benchmarks.harness.federation import RECIPE, Services, kill
 from benchmarks.harness.table import Row, columns_of
 
 SITES = 4
@@ -81,7 +81,7 @@ def _rate(case: Case) -> tuple[int, float, float]:
     # The same moments for every strategy and quorum.
     rng, faults = random.Random(f"{case.killed} {case.per_hour}"), 0
     folder = Path(tempfile.mkdtemp(prefix="fedwan-goodput-")) / "run"
-    run = Federation(folder, case.words, DISK)
+    run = Services(folder, [f"s{number}" for number in range(1, SITES + 1)], case.words, DISK)
     run.start()
     try:
         run.reach(FIRST)
@@ -102,5 +102,5 @@ def _rate(case: Case) -> tuple[int, float, float]:
         shutil.rmtree(folder.parent)
 
 
-def _merged(run: Federation) -> float:
+def _merged(run: Services) -> float:
     return sum(row["weight"] for row in run.journal() if row["event"] == "contribution")

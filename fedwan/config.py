@@ -8,6 +8,7 @@ setting is a field here, with what it may be and a line on what it means.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -529,6 +530,11 @@ def dump(config: Config, path: Path) -> None:
 def to_json(config: Config) -> str:
     """A configuration as one line of JSON that `from_json` reads back exactly."""
     return json.dumps(dataclasses.asdict(config), sort_keys=True, allow_nan=False)
+
+
+def hash_config(config: Config) -> bytes:
+    """SHA-256 of a configuration, as a site's ticket has it."""
+    return hashlib.sha256(to_json(config).encode()).digest()
 
 
 def from_json(text: str) -> Config:

@@ -69,6 +69,11 @@ class LinkLost(FedwanError):
 class SessionLost(FedwanError):
     """Another process of the same site took over, or the coordinator was started anew."""
 
+    @property
+    def is_of_new_start(self) -> bool:
+        """Whether the coordinator was started again, and does not know this site yet."""
+        return str(self).endswith(JOIN_FIRST)
+
 
 class RunStopped(FedwanError):
     """The run ended before its last step: stopped from outside, or below its quorum."""

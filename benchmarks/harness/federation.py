@@ -1,6 +1,6 @@
-"""A run with all its processes, as `fedwan demo` starts it, in a network and on a disk of its own.
+"""A run with all its processes, in a network and on a disk of its own.
 
-Needs root, `unshare`, `nsenter` and `ip`.
+As `fedwan demo` starts it, or as services. Needs root, `unshare`, `nsenter` and `ip`.
 """
 
 from __future__ import annotations
@@ -24,18 +24,23 @@ import psutil
 from benchmarks.harness.fleet import app
 from benchmarks.wan import ROOT
 from fedwan.errors import FedwanError
+from fedwan.link import pki
 from fedwan.output.journal import JOURNAL, verify
 
 PATIENCE_S = 300.0
 """A run that does not go on for so long hangs."""
 MARK = "FEDWAN_CHAOS"
 ENV = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+DOOR, LISTEN = "127.0.0.1:7443", "127.0.0.1:7444"
+_COORDINATOR = {"FEDWAN_CHAOS_PARTY": "coordinator"}
 RECIPE = "fedwan.site.recipe"
 """In the words of a site's training processes."""
+FEDWAN = (sys.executable, "-m", "fedwan")
 IN_NETWORK = (
     "ip link set lo up && ip rule add pref 20 lookup local && ip rule del pref 0 && "
     'exec "$@"'  # there is room now for a rule before all others
 )
+NEW_NETWORK = ("unshare", "-n", "--", "sh", "-c", IN_NETWORK, "sh")
 
 
 class Federation:
@@ -53,14 +58,16 @@ class Federation:
         words = ["demo", f"out={self.out}", *self._words]
         if resume:
             words = ["run", str(self.out / "config.yaml"), "--resume"]
-        inside = ["unshare", "-n", "--", "sh", "-c", IN_NETWORK, "sh"]
+        self.child = self._popen(*NEW_NETWORK, *FEDWAN, *words)
+
+    def _popen(self, *words: str, **environ: str) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
-            self.child = subprocess.Popen(
-                [*inside, sys.executable, "-m", "fedwan", *words],
+            return subprocess.Popen(
+                words,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=app(),
-                env={**os.environ, **ENV, MARK: self._mark},
+                env={**os.environ, **ENV, MARK: self._mark, **environ},
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
 
@@ -91,10 +98,10 @@ class Federation:
             time.sleep(0.05)
         return ended
 
-    def await_silence(self) -> None:
+    def await_silence(self, **environ: str) -> None:
         """Processes of a run that was killed end by themselves, soon."""
         deadline = time.monotonic() + 30
-        while left := self.processes():
+        while left := self.processes(**environ):
             if time.monotonic() > deadline:
                 raise FedwanError(f"processes are left 30 s after the end: {left}")
             time.sleep(0.05)
@@ -151,6 +158,43 @@ class Federation:
             no_sockets = shutil.ignore_patterns("*.sock")
             shutil.copytree(self.out, self.folder.with_suffix(".kept"), ignore=no_sockets)
         _call("umount", "--lazy", str(self.folder))  # a process may still be on its way out
+
+
+class Services(Federation):
+    """A coordinator and sites that start and end by themselves, as on machines of their own.
+
+    What is waited for and resumed is the coordinator.
+    """
+
+    def __init__(self, folder: Path, sites: Sequence[str], words: Sequence[str], disk: str) -> None:
+        super().__init__(folder, words, disk)
+        pki.federation(folder / "pki", ["127.0.0.1"], sites)
+        (folder / "run.yaml").write_text("")
+        self._services = [self._popen(*NEW_NETWORK, "sleep", "infinity")]
+        for site in sites:
+            keys = {"site": site, "identity": folder / "pki" / site, "dir": folder / site}
+            lines = [f"{key}: {value}\n" for key, value in (keys | {"door": DOOR}).items()]
+            (folder / f"{site}.yaml").write_text("".join(lines))
+            self._services.append(self._enter("site", str(folder / f"{site}.yaml")))
+
+    def _enter(self, *words: str, **environ: str) -> subprocess.Popen[bytes]:
+        network = ("nsenter", "-t", str(self._services[0].pid), "-n", "--")
+        return self._popen(*network, *FEDWAN, *words, **environ)
+
+    def start(self, *, resume: bool = False) -> None:
+        identity = ("--identity", str(self.folder / "pki" / "coordinator"))
+        ports = (f"link.door={DOOR}", f"link.listen={LISTEN}")
+        words = (str(self.folder / "run.yaml"), *identity, f"out={self.out}", *ports, *self._words)
+        more = ("--resume",) if resume else ()
+        self.child = self._enter("coordinator", *words, *more, **_COORDINATOR)
+
+    def await_silence(self, **environ: str) -> None:
+        super().await_silence(**(environ or _COORDINATOR))
+
+    def close(self, *, is_kept: bool = False) -> None:
+        super().close(is_kept=is_kept)
+        for service in self._services:
+            service.wait()
 
 
 def _call(*words: str) -> None:

@@ -154,6 +154,7 @@ class SeededLink:
         if welcome.refusal:
             raise JoinRefused(welcome.refusal)
         if not welcome.is_waiting:
+            self._world.joined[self._site] = welcome.start
             self.signals = SimpleQueue()
             self._stream += 1
             self._kernel.spawn(self._process, self._control, f"{self._site} control")

@@ -151,6 +151,8 @@ class World:
             self.kernel.clocks[name] = (clocks.uniform(-DAY_S, DAY_S), 0.0, 0.0)
         self.is_complete = False
         self.num_expected = len(undisturbed) or 1
+        self.joined: dict[str, str] = {}
+        """By site, the start of the coordinator that it joined last."""
         self._ended: dict[str, str] = {}
         self._decided: dict[str, str] = {}
         """What the operator decided last, by site: an event's name."""
@@ -357,12 +359,12 @@ class World:
 
     def _keep_site(self, name: str) -> None:
         while not self.is_complete:
-            coordinator, self.sites[name] = self.coordinator, (process := Process(name))
+            self.sites[name] = process = Process(name)
             self._ended.pop(name, None)  # the coordinator may have lost what it ended with
             outcome = self._train(name, name, process)
             if isinstance(outcome, str):
-                while not self.is_complete and self.coordinator is coordinator:
-                    self.kernel.park(5.0)  # a new coordinator sends everybody a ticket
+                while not self.is_complete and not self._has_ticket(name):
+                    self.kernel.park(5.0)
             elif isinstance(outcome, SiteDrained | SiteEjected):
                 while not self.is_complete and self._decided.get(name, "admitted") != "admitted":
                     self.kernel.park(5.0)  # its service is not started before
@@ -372,6 +374,11 @@ class World:
                 return
             else:
                 self.kernel.park(1.0)  # a ticket of the run that has begun anew takes its place
+
+    def _has_ticket(self, name: str) -> bool:
+        """Whether a coordinator has started that its last process had not joined."""
+        hub = self.coordinator.hub
+        return hub is not None and hub.start_id != self.joined[name]
 
 
 def _dead(name: str) -> Process:

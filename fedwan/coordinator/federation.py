@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+import uuid
 from collections import defaultdict
 from typing import Any
 
@@ -57,6 +58,7 @@ class Federation:
         agreement: Agreement,
         on_event: Event,
         chunk_bytes: int,
+        config_sha256: bytes = b"",
     ) -> None:
         self.changed = TellingLock(on_event)
         self.event = self.changed.tell
@@ -83,7 +85,10 @@ class Federation:
         """Why the run is over; empty while it is not."""
         self.deciding = threading.Lock()
         """Held by the operator's decisions, one at a time."""
+        self.start_id = uuid.uuid4().hex
+        """Of this start of the coordinator."""
         self._run_id = run_id
+        self._config_sha256 = config_sha256
         self._rounds: CoordinatorRounds | None = None
         self._intake: Intake | None = None
         self._chunk_bytes = chunk_bytes

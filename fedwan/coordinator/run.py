@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from fedwan.app import complete, has_own_data, load_strategy, sources
 from fedwan.codecs import Reading
-from fedwan.config import MASKED, Config, site_names
+from fedwan.config import MASKED, Config, hash_config, site_names
 from fedwan.coordinator.evaluator import Evaluator
 from fedwan.coordinator.federation import CoordinatorRounds
 from fedwan.coordinator.intake import Contribution, Intake
@@ -82,7 +82,9 @@ class CoordinatedRun:
         self._sources = None if strategy else sources(config)
         has_steps = config.steps > 0
         agreement = Agreement(self._names, needed, sources=self._sources, has_steps=has_steps)
-        self.hub = Servicer(run_id, self._registry, agreement, self._write, CHUNK_BYTES)
+        self.hub = Servicer(
+            *(run_id, self._registry, agreement, self._write, CHUNK_BYTES), hash_config(config)
+        )
         self.hub.masking = Masking(run_id, self._names, quorum) if is_masked else None
         self._registry.least = quorum if is_masked else 1
         # What sites with data of their own measure may differ.

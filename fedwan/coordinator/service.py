@@ -69,7 +69,7 @@ def run_coordinator(
             plane.start()
             address = f"{host_and_port(config.link.listen)[0]}:{plane.port}"
             run.hub.event("listening", None, f"data plane listens on {address}")
-            ticket = Ticket(address, run_id, to_json(config))
+            ticket = Ticket(address, run_id, to_json(config), run.hub.start_id)
             with control.serving(out, partial(members.answer, run)), announce(ticket, run.hub.fail):
                 model = run.train(outputs.agreed)
                 outputs.finish(

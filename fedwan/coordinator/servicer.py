@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 from fedwan.codecs import Payload
 from fedwan.coordinator.federation import Federation
 from fedwan.coordinator.intake import Contribution, Measures, Upload, check_proof
-from fedwan.errors import PayloadError, SessionLost
+from fedwan.errors import JOIN_FIRST, PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Proof, Signals
 from fedwan.link.buffer import Buffer, FileBuffer, UploadReception
@@ -81,6 +81,8 @@ class Servicer(Federation):
             # What is no fault of the site's: it gets another ticket, for the next start.
             if hello.run_id != self._run_id:
                 raise SessionLost(f"site is of run {hello.run_id}, this is {self._run_id}")
+            if hello.config_sha256 != self._config_sha256:
+                raise SessionLost("the run was started again with other settings")
             if self.stop_text and rounds is None:  # else the site hears of it by a signal
                 raise SessionLost(f"the run is over: {self.stop_text}")
             if self.masking:
@@ -97,6 +99,8 @@ class Servicer(Federation):
                 self.registry.sites[site].heard_s = now_s
                 self.changed.notify_all()
                 return wire.Welcome(is_waiting=True, text=self.agreement.waits_for())
+            if hello.held_versions and list(hello.held_versions) != list(rounds.versions):
+                raise SessionLost(f"site {site!r} is at other versions than the run; {JOIN_FIRST}")
             is_other = self.registry.sites[site].session != hello.session
             if is_other and not self._joins[site].spend(now_s):
                 text = f"{site} has joined too often; it is let in again in a while"
@@ -120,6 +124,7 @@ class Servicer(Federation):
                 versions=rounds.versions if self.model else [],
                 send_initial=self.model is None and self.registry.first == site,
                 run_step=rounds.run_step,
+                start=self.start_id,
                 **(self.masking.welcome() if self.masking else {}),
             )
 

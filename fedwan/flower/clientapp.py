@@ -27,9 +27,9 @@ from fedwan.site.assignment import (
     VARIABLE,
     Assignment,
     drop_meeting,
-    is_welcome,
     newest_version,
     read_outcome,
+    welcomed_by,
 )
 
 _POLL_S = 0.1
@@ -65,6 +65,10 @@ def train(ticket: Ticket, site: SiteFile, tell: Callable[[str, str], None]) -> N
     argv, folder = find_command(config, site)
     path, name = assignment_path(site), f"{ticket.run_id} ({config.workload}, {config.strategy})"
     failed_at, has_joined, error = (-1, -1), False, FedwanError()
+    outcome, _ = read_outcome(path)
+    if outcome and not outcome.error and welcomed_by(path) == ticket.start:
+        tell(name, "")  # its script rejoined by itself, and has taken part to the end since
+        return
     while True:
         assignment = Assignment(
             address=f"{site.door.rpartition(':')[0]}:{ticket.address.rpartition(':')[2]}",
@@ -119,7 +123,7 @@ def _run(
     service = Service(f"training of {site.site}", argv, _log_of(site), env, folder)
     try:
         while (code := service.poll()) is None:
-            if is_welcome(path):
+            if welcomed_by(path):
                 on_welcome()
             time.sleep(_POLL_S)
         return code

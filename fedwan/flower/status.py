@@ -29,7 +29,6 @@ import psutil
 from fedwan import errors
 from fedwan.config import Config, to_json
 from fedwan.errors import (
-    JOIN_FIRST,
     STOPPED,
     CheckpointError,
     DiskFull,
@@ -132,7 +131,7 @@ class Status:
     @property
     def is_behind(self) -> bool:
         """Whether the coordinator was started again, and does not know this site yet."""
-        return self.error == SessionLost.__name__ and self.text.endswith(JOIN_FIRST)
+        return self.error == SessionLost.__name__ and SessionLost(self.text).is_of_new_start
 
     @property
     def is_killed(self) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # Flower's apps read tickets, without torch
     from fedwan.codecs.payload import Source
     from fedwan.link.buffer import UploadReception
 
-PROTOCOL = 14
+PROTOCOL = 15
 """Version of the wire protocol; Join refuses any other."""
 
 Signals = SimpleQueue[wire.CoordinatorSignal]
@@ -136,6 +136,8 @@ class Ticket:
     """The same after a resume, so that a site still alive rejoins without a new ticket."""
     config: str
     """The resolved configuration, as JSON."""
+    start: str
+    """Of the coordinator: a site that it has joined already needs no ticket."""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Ticket:

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Hello(_message.Message):
-    __slots__ = ("run_id", "protocol", "site", "session", "layout_json", "initial_sha256", "frozen_sha256", "checkpoint", "kinds_json", "num_steps", "sources_json", "error", "certificate", "card")
+    __slots__ = ("run_id", "protocol", "site", "session", "layout_json", "initial_sha256", "frozen_sha256", "checkpoint", "kinds_json", "num_steps", "sources_json", "error", "certificate", "card", "config_sha256", "held_versions")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,8 @@ class Hello(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     CARD_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_SHA256_FIELD_NUMBER: _ClassVar[int]
+    HELD_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     protocol: int
     site: str
@@ -37,7 +39,9 @@ class Hello(_message.Message):
     error: str
     certificate: bytes
     card: MaskCard
-    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., site: _Optional[str] = ..., session: _Optional[str] = ..., layout_json: _Optional[str] = ..., initial_sha256: _Optional[str] = ..., frozen_sha256: _Optional[str] = ..., checkpoint: _Optional[int] = ..., kinds_json: _Optional[str] = ..., num_steps: _Optional[int] = ..., sources_json: _Optional[str] = ..., error: _Optional[str] = ..., certificate: _Optional[bytes] = ..., card: _Optional[_Union[MaskCard, _Mapping]] = ...) -> None: ...
+    config_sha256: bytes
+    held_versions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., site: _Optional[str] = ..., session: _Optional[str] = ..., layout_json: _Optional[str] = ..., initial_sha256: _Optional[str] = ..., frozen_sha256: _Optional[str] = ..., checkpoint: _Optional[int] = ..., kinds_json: _Optional[str] = ..., num_steps: _Optional[int] = ..., sources_json: _Optional[str] = ..., error: _Optional[str] = ..., certificate: _Optional[bytes] = ..., card: _Optional[_Union[MaskCard, _Mapping]] = ..., config_sha256: _Optional[bytes] = ..., held_versions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class MaskCard(_message.Message):
     __slots__ = ("site", "exchange_key", "signing_key", "certificate", "signature")
@@ -100,7 +104,7 @@ class Unmasked(_message.Message):
     def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., signature: _Optional[bytes] = ..., shares: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("refusal", "versions", "send_initial", "run_step", "is_waiting", "text", "roster", "epoch")
+    __slots__ = ("refusal", "versions", "send_initial", "run_step", "is_waiting", "text", "roster", "epoch", "start")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     SEND_INITIAL_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +113,7 @@ class Welcome(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     refusal: str
     versions: _containers.RepeatedScalarFieldContainer[int]
     send_initial: bool
@@ -117,7 +122,8 @@ class Welcome(_message.Message):
     text: str
     roster: _containers.RepeatedCompositeFieldContainer[MaskCard]
     epoch: int
-    def __init__(self, refusal: _Optional[str] = ..., versions: _Optional[_Iterable[int]] = ..., send_initial: _Optional[bool] = ..., run_step: _Optional[int] = ..., is_waiting: _Optional[bool] = ..., text: _Optional[str] = ..., roster: _Optional[_Iterable[_Union[MaskCard, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    start: str
+    def __init__(self, refusal: _Optional[str] = ..., versions: _Optional[_Iterable[int]] = ..., send_initial: _Optional[bool] = ..., run_step: _Optional[int] = ..., is_waiting: _Optional[bool] = ..., text: _Optional[str] = ..., roster: _Optional[_Iterable[_Union[MaskCard, _Mapping]]] = ..., epoch: _Optional[int] = ..., start: _Optional[str] = ...) -> None: ...
 
 class SiteSignal(_message.Message):
     __slots__ = ("session", "step")

@@ -22,7 +22,7 @@ import psutil
 
 from fedwan import errors
 from fedwan.errors import FedwanError, UserError, place_of
-from fedwan.files import disk_full, on_disk
+from fedwan.files import disk_full, on_disk, replace_text
 
 VARIABLE = "FEDWAN_ASSIGNMENT"
 """Environment variable with the path of the file."""
@@ -176,16 +176,18 @@ def drop_meeting(path: Path) -> None:
     folder.unlink(missing_ok=True)
 
 
-def tell_welcome() -> None:
-    """Leave word for the service, if there is one, that the coordinator has let this site in."""
+def tell_welcome(start: str) -> None:
+    """Leave word for the service, if there is one, which start of the coordinator let it in."""
     if text := os.environ.get(VARIABLE, ""):
         with contextlib.suppress(OSError):  # the disk is full
-            Path(text).with_name(_WELCOME).touch()
+            replace_text(Path(text).with_name(_WELCOME), start)
 
 
-def is_welcome(path: Path) -> bool:
-    """Whether a script has left that word beside its assignment."""
-    return path.with_name(_WELCOME).exists()
+def welcomed_by(path: Path) -> str:
+    """The word that a script has left beside its assignment; empty if none."""
+    with contextlib.suppress(OSError):
+        return path.with_name(_WELCOME).read_text()
+    return ""
 
 
 def read_outcome(path: Path) -> tuple[Outcome | None, bool]:

@@ -216,7 +216,8 @@ class SiteCheckpoints:
         self._session = self._group.lead(lambda: session)
         replace_text(self._claim, self._session)
 
-    def _check_claim(self) -> None:
+    def check_claim(self) -> None:
+        """A `SessionLost` if another process of this site has claimed the folder."""
         with suppress(FileNotFoundError):  # somebody has deleted the folder, and nobody claims it
             if self._session and self._claim.read_text() != self._session:
                 raise SessionLost(
@@ -322,7 +323,7 @@ class SiteCheckpoints:
             queued()
             await_queue(self._replica.device)  # what was copied is here
             path = self._path(version, kind)
-            write_tensors(path, moving | still, meta, check=self._check_claim)
+            write_tensors(path, moving | still, meta, check=self.check_claim)
             # Later ones are of steps that were taken back when the coordinator resumed.
             for of, latest in ((_SITE, version), (_START, version - (kind == _SITE))):
                 for old in self._own_versions(of):
@@ -354,7 +355,7 @@ class SiteCheckpoints:
 
         Errors as for `save`.
         """
-        self._check_claim()
+        self.check_claim()
         self._saved = min(self._saved, version - 1)
         if (writing := self._writing) is not None:
             wait([writing])  # whether it could be written is told to who saves next

@@ -30,7 +30,7 @@ from functools import partial
 from typing import NamedTuple, cast
 
 from fedwan.codecs import Payload
-from fedwan.errors import FedwanError, PayloadError, UserError
+from fedwan.errors import FedwanError, PayloadError, SessionLost, UserError
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
@@ -91,6 +91,7 @@ class _Flight:
     header: wire.UploadHeader
     weights_sha256: str
     """Of the global weights that it starts from, where masks need it."""
+    has_left: bool = False
     held: State = field(default_factory=dict)
     """With overlap, Δ when it departed, until it is encoded."""
     sent: tuple[State, State] | None = None
@@ -112,18 +113,27 @@ def _check_wanted(in_vain: threading.Event) -> None:
 
 
 class Exchange:
-    """One site's exchange; `listen` hears the coordinator, and says whether the run is over.
+    """One site's exchange.
+
+    `listen` hears the coordinator, and says whether the run is over. `join_anew` joins one that was
+    started again, and says which versions it has; it is told those that it must have. Both are
+    collective.
 
     Memory besides the replica: the encoded contribution until it is accepted, then the update;
     with overlap also Δ of every fragment in flight until it is encoded, about τ P / H of them.
     """
 
-    def __init__(self, place: Place, listen: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        place: Place,
+        listen: Callable[[], bool],
+        join_anew: Callable[[Sequence[int]], list[int]],
+    ) -> None:
         self._place = place
         self._strategy, self._residuals = place.strategy, place.residuals
         self._replica, self._group = place.replica, place.replica.group
         self._hook, self._stub, self._meter = place.hook, place.stub, place.meter
-        self._listen = listen
+        self._listen, self._join_anew = listen, join_anew
         self._tau = place.strategy.overlap.tau
         self._buffers = BufferPool()
         self._flights: dict[int, _Flight] = {}
@@ -206,26 +216,64 @@ class Exchange:
             return self._exchange(due, landing, step)
 
     def _exchange(self, due: Sequence[Fragment], landing: Sequence[_Flight], step: int) -> int:
-        is_last = step >= self._place.num_steps
-        self._replica.follow()
-        try:
+        def go() -> None:
+            self._replica.follow()
             for flight in landing:
-                self._land(flight, is_last)
-            departing = [self._depart(fragment, step) for fragment in due]
-            if not self._tau:
-                self._send(departing)
-            else:
-                for flight in departing:
-                    self._take_off(flight)
-            for flight in departing:
-                if self._place.has_gradients or is_last or flight.lands_at <= step:
-                    self._land(flight, is_last)
+                self._land(flight, step >= self._place.num_steps)
+            self._travel([self._depart(fragment, step) for fragment in due], step)
+
+        return self._try(go, step)
+
+    def _try(self, go: Callable[[], None], step: int) -> int:
+        """Exchange as `go` does; the step that training stands at afterwards."""
+        try:
+            go()
         except _Astray as error:
             return self._start_over(error)
+        except SessionLost as error:
+            return self.rejoin(error, step)
         except _Over:  # the step loop ends by itself
             return step
         place = self._place
         return place.run_step if place.keeps_pace else place.ahead(step, self._flights)
+
+    def _travel(self, flights: Sequence[_Flight], step: int) -> None:
+        """Have contributions leave, and those land whose updates are waited for."""
+        is_last = step >= self._place.num_steps
+        if self._tau:
+            for flight in flights:
+                self._take_off(flight)
+        else:
+            self._send(flights)
+        for flight in flights:
+            if self._place.has_gradients or is_last or flight.lands_at <= step:
+                self._land(flight, is_last)
+
+    def rejoin(self, lost: SessionLost, step: int) -> int:
+        """Go on with a coordinator that was started again; the step to go on from.
+
+        Without overlap, and if it has the versions that this site has, all that was on its way is
+        sent again, bit for bit: no step is lost. Where others would go on without this site, or
+        steps in flight are lost with a process as well, it starts over from the global weights.
+        Else the error is raised: another process goes on from this one's checkpoint.
+        """
+        if not lost.is_of_new_start or self._place.is_behind:
+            raise lost
+        place, flights = self._place, list(self._flights.values())
+        self._in_vain.set()
+        self._group.lead(self._ground)
+        self._in_vain = threading.Event()
+        can_start_over = self._tau or place.keeps_pace or self._strategy.policy.leaves_behind
+        versions = self._join_anew([] if can_start_over else place.versions)
+        if versions == place.versions and not (self._tau and flights):
+            for flight in flights:
+                if flight.sent is not None:
+                    self._residuals.settle(flight.fragment, flight.version, flight.sent[0])
+                flight.sent = flight.unpaid = flight.update = None
+            return self._try(partial(self._travel, flights, step), step)
+        if not versions:
+            raise lost
+        return self._start_over(_Astray())
 
     # Departure -----------------------------------------------------------------------------
 
@@ -252,6 +300,7 @@ class Exchange:
         Deltas are saved before any of them leaves: once one is merged, nobody could make up for
         what this site forgets.
         """
+        self._flights |= {flight.fragment.index: flight for flight in flights}
         parcels = [self._encode(flight) for flight in flights]
         leaving = {
             flight.fragment.index: (flight.version + 1, parcel.residual, parcel.owed)
@@ -261,7 +310,7 @@ class Exchange:
             self._place.save(leaving[0][0], self._residuals.ledger(flights[0].done, leaving))
         del leaving
         for flight in flights:
-            self._flights[flight.fragment.index] = flight
+            flight.has_left = True
             parcel = parcels.pop(0)  # its memory is free once it was taken
             receipt = wire.Receipt(status=wire.Receipt.ACCEPTED)
             if not self._place.is_behind:
@@ -294,6 +343,7 @@ class Exchange:
         """Take Δ, and leave the rest to a thread of rank 0."""
         fragment = flight.part
         self._flights[fragment.index] = flight
+        flight.has_left = True
         # What lies on a GPU is left to torch, which keeps what was freed.
         is_here = self._group.rank == 0 and self._device.type == "cpu"
         room = self._buffers.lend(fragment.layout) if is_here else State()
@@ -459,7 +509,8 @@ class Exchange:
         unpaid = {}
         for flight in self._flights.values():
             if flight.sent is None:  # nobody knows whether it was merged, and so paid
-                self._residuals.settle(flight.fragment, flight.version, {})
+                if flight.has_left:
+                    self._residuals.settle(flight.fragment, flight.version, {})
             elif flight.unpaid is not None:
                 unpaid[flight.fragment.index] = (flight.version, flight.unpaid)
         self._flights.clear()
@@ -479,7 +530,7 @@ class Exchange:
                     held[flight.fragment.index] = update.header.version
             except _Refused as error:
                 refusal = error
-            except _Astray:
+            except (_Astray, SessionLost):
                 pass
         return held, refusal
 

@@ -17,7 +17,7 @@ import logging
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedwan.app import complete, load_strategy, sources
 from fedwan.codecs.masked import check_maskable
-from fedwan.config import Config, site_names
+from fedwan.config import Config, hash_config, site_names
 from fedwan.errors import LinkLost, RunStopped, SessionLost, UserError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
@@ -136,7 +136,7 @@ class Site:
         parts = (replica, hook, self._checkpoints, self._stub, self.meter)
         number = site_names(config).index(self.name)
         self._place = Place(strategy, number, self.num_steps, *parts, self._masker)
-        self._exchange = Exchange(self._place, self._listen)
+        self._exchange = Exchange(self._place, self._listen, self._rejoin)
         self._quality = Quality(config, replica, self._stub, self.name, script)
         self._is_inside = False  # whether a step has begun and not ended
         self._has_joined = False
@@ -180,7 +180,7 @@ class Site:
             self._is_inside = False
             self.meter.begin_step(self.config.data.batch, -1)
         while True:
-            self._listen()
+            self._hear()
             if self.is_done:
                 return
             self.meter.note_step_begins()
@@ -220,7 +220,7 @@ class Site:
         For a loop that is not over the site: call it once after each step, and stop when `is_done`.
         """
         self._end_step()
-        self._listen()
+        self._hear()
         self.meter.note_step_begins()
 
     def _end_step(self) -> None:
@@ -272,7 +272,26 @@ class Site:
     # Joining -------------------------------------------------------------------------------
 
     def _join(self) -> int:
-        """Join, again until the sites of the run agree; the step to go on from."""
+        """Join the run; the step to go on from."""
+        welcome = self._introduce(max(self._checkpoints.versions(), default=0), [])
+        if welcome.send_initial:
+            self._open_run()
+        return self._exchange.begin(list(welcome.versions), welcome.run_step)
+
+    def _rejoin(self, needed: Sequence[int]) -> list[int]:
+        """Join a coordinator that was started again; the versions that it has.
+
+        `needed`: those that this process can go on from alone; none if from any. A `SessionLost` if
+        it has others.
+        """
+        self._group.lead(self._checkpoints.check_claim)
+        newest = max(self._checkpoints.versions(), default=0)
+        welcome = self._introduce(max(newest, self._place.versions[0]), needed)
+        log.info("the coordinator was started again; joined it anew")
+        return [] if welcome.send_initial else list(welcome.versions)
+
+    def _introduce(self, checkpoint: int, held_versions: Sequence[int]) -> wire.Welcome:
+        """Ask to be let in until the sites of the run agree."""
         hello = wire.Hello(
             run_id=self._member.run_id,
             protocol=PROTOCOL,
@@ -281,12 +300,14 @@ class Site:
             layout_json=layout_to_json(self.replica.layout),
             initial_sha256=self.replica.initial_sha256,
             frozen_sha256=self.replica.frozen_sha256,
-            checkpoint=max(self._checkpoints.versions(), default=0),
+            checkpoint=checkpoint,
             kinds_json=json.dumps(dict(self._script.kinds), sort_keys=True),
             num_steps=self._script.num_steps,
             sources_json=json.dumps(self._sources, sort_keys=True),
             error=self._member.error,
             card=self._masker.card() if self._masker else None,
+            config_sha256=hash_config(self._member.config),
+            held_versions=held_versions,
         )
         self._checkpoints.claim(hello.session)
         said, (pause_s, most_s) = "", ASK_AGAIN_S
@@ -296,12 +317,10 @@ class Site:
                 log.info("waiting: %s", said)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, most_s)
-        tell_welcome()
+        tell_welcome(welcome.start)
         if self._masker:
             self._masker.meet(welcome.roster, welcome.epoch)
-        if welcome.send_initial:
-            self._open_run()
-        return self._exchange.begin(list(welcome.versions), welcome.run_step)
+        return welcome
 
     # The end -------------------------------------------------------------------------------
 
@@ -311,8 +330,12 @@ class Site:
         version = self._place.versions[0]
         with self.meter.waiting():
             while not self._is_stopped:
-                if not self._listen(wait_s=HEARTBEAT_S) and self._stub.is_over(version):
-                    break
+                try:
+                    if not self._listen(wait_s=HEARTBEAT_S) and self._stub.is_over(version):
+                        break
+                except SessionLost as error:
+                    if self._exchange.rejoin(error, self.step) < self.step:
+                        raise  # a script that is through takes no step again
         work = self.meter.work(self.step, Work(0, 0))
         self._leave(wire.Farewell(global_sha256=sha256, work=work))
 
@@ -324,6 +347,14 @@ class Site:
             log.warning("the coordinator did not hear this site's farewell: %s", error)
 
     # What the coordinator asks between steps -----------------------------------------------
+
+    def _hear(self) -> None:
+        """Between two steps: act on signals that have arrived."""
+        try:
+            self._listen()
+        except SessionLost as error:
+            with self.meter.waiting():
+                self.step = self._exchange.rejoin(error, self.step)
 
     def _listen(self, wait_s: float = 0.0) -> bool:
         """Act on signals that have arrived; whether the run is over.

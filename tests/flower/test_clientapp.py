@@ -67,7 +67,7 @@ def answer():
     settings.write(folder / "site.yaml")
     os.environ["FEDWAN_SITE"] = str(folder / "site.yaml")
     clientapp.train = run
-    content = RecordDict({"fedwan": ConfigRecord(vars(Ticket("127.0.0.1:1", "0" * 32, "{}")))})
+    content = RecordDict({"fedwan": ConfigRecord(vars(Ticket("127.0.0.1:1", "0" * 32, "{}", "a")))})
     answer = clientapp.answer_ticket(Message(content, 1, "train.ticket"))
     record = dict(answer.content.config_records["fedwan"])
     (folder / "answer.json").write_text(json.dumps(record))
@@ -153,7 +153,7 @@ def run(
         recipes=["flow"],
         folder=str(folder),
     )
-    ticket = Ticket("127.0.0.1:1", "1" * 32, to_json(config))
+    ticket = Ticket("127.0.0.1:1", "1" * 32, to_json(config), "a")
     train(ticket, site, lambda *words: told.append(words))
     return told
 
@@ -196,7 +196,7 @@ def test_the_service_is_told_when_a_script_is_let_in_and_why_it_is_started_again
     tmp_path: Path,
 ) -> None:
     body = """
-    joined(); tell_welcome(); time.sleep(0.5)
+    joined(); tell_welcome("b"); time.sleep(0.5)
     Outcome.leave(None if Path("failed").exists() else ValueError("bad batch"), 8)
     Path("failed").touch()
     """

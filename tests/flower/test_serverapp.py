@@ -14,7 +14,7 @@ from fedwan.flower.serverapp import ACTION, RECORD, TicketSender
 from fedwan.link.base import Ticket
 from tests.planes import eventually
 
-TICKET = Ticket("127.0.0.1:7000", "1" * 32, '{"seed": 0, "text": "with \\"quotes\\""}')
+TICKET = Ticket("127.0.0.1:7000", "1" * 32, '{"seed": 0, "text": "with \\"quotes\\""}', "a")
 
 
 class FakeGrid:

@@ -31,7 +31,7 @@ def test_generated_code_matches_the_proto(tmp_path: Path) -> None:
 
 
 def test_a_ticket_survives_a_carrier_of_strings_and_a_missing_field_is_named() -> None:
-    ticket = Ticket("coordinator.example.com:7444", "1" * 32, '{"seed": 0}')
+    ticket = Ticket("coordinator.example.com:7444", "1" * 32, '{"seed": 0}', "a")
     values = asdict(ticket)
     assert Ticket.from_dict(values | {"of a newer coordinator": "red"}) == ticket
     for field in values:
