@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -53,10 +54,11 @@ def answer_ticket(message: Message) -> Message:
     return Message(RecordDict({RECORD: ConfigRecord(dict(record))}), reply_to=message)
 
 
-def train(ticket: Ticket, site: SiteFile, tell: Callable[[str, str], None]) -> None:
+def train(ticket: Ticket, site: SiteFile, tell: Callable[[str, str, str], None]) -> None:
     """Run the site's training processes until the run is over; raises what they ended with.
 
-    `tell` hears of the run once the site has joined it, and why the script is started again.
+    `tell` hears of the run and the coordinator's start once the site has joined it, and why the
+    script is started again.
 
     A script that fails by itself or is killed is started again at once if it had got further than
     the time before: it goes on from its checkpoint.
@@ -67,7 +69,9 @@ def train(ticket: Ticket, site: SiteFile, tell: Callable[[str, str], None]) -> N
     failed_at, has_joined, error = (-1, -1), False, FedwanError()
     outcome, _ = read_outcome(path)
     if outcome and not outcome.error and welcomed_by(path) == ticket.start:
-        tell(name, "")  # its script rejoined by itself, and has taken part to the end since
+        tell(
+            name, "", ticket.start
+        )  # its script rejoined by itself, and has taken part to the end since
         return
     while True:
         assignment = Assignment(
@@ -83,7 +87,7 @@ def train(ticket: Ticket, site: SiteFile, tell: Callable[[str, str], None]) -> N
             error=str(error),
         )
         assignment.write(path)
-        code = _run(argv, folder, path, site, lambda: tell(name, ""))
+        code = _run(argv, folder, path, site, partial(tell, name, ""))
         outcome, joined = read_outcome(path)
         version = newest_version(assignment.checkpoints)
         has_joined |= joined or version >= 0
@@ -112,19 +116,19 @@ def train(ticket: Ticket, site: SiteFile, tell: Callable[[str, str], None]) -> N
             raise error
         failed_at = reached
         _log.warning("%s; it is started again", error)
-        tell(name, f"{error}; it is started again")
+        tell(name, f"{error}; it is started again", "")
 
 
 def _run(
-    argv: list[str], folder: str, path: Path, site: SiteFile, on_welcome: Callable[[], None]
+    argv: list[str], folder: str, path: Path, site: SiteFile, on_welcome: Callable[[str], None]
 ) -> int:
     # Else torchrun opens a store on TCP, beside the one it was told of, for processes that use it.
     env = dict(os.environ) | {VARIABLE: str(path), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     service = Service(f"training of {site.site}", argv, _log_of(site), env, folder)
     try:
         while (code := service.poll()) is None:
-            if welcomed_by(path):
-                on_welcome()
+            if start := welcomed_by(path):
+                on_welcome(start)
             time.sleep(_POLL_S)
         return code
     finally:

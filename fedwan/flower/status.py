@@ -84,6 +84,8 @@ class Status:
     """The error in one line; of a site that goes on, why its script was started again."""
     run: str = ""
     """That a site has joined."""
+    start: str = ""
+    """Of the coordinator, which let it in."""
 
     @classmethod
     def of(cls, pid: int | None = None) -> Self:
@@ -228,20 +230,20 @@ class Start:
 @contextlib.contextmanager
 def reported(
     log: Path, status_path: Path, service: Path | None = None
-) -> Iterator[Callable[[str, str], None]]:
+) -> Iterator[Callable[[str, str, str], None]]:
     """This process's log file and status, its answer to signals, and its end with its parent.
 
     `service` is the status of the service above. Gives what tells the run that a site has joined,
-    and why its script was started again.
+    why its script was started again, and which start of the coordinator let it in.
     """
     _write_output_to(log)
     end_with(os.getppid())
     status = Status.of()
     status.write(status_path)
 
-    def tell(run: str, text: str) -> None:
+    def tell(run: str, text: str, start: str) -> None:
         nonlocal status
-        if (told := replace(status, run=run, text=text)) != status:
+        if (told := replace(status, run=run, text=text, start=start)) != status:
             status = told
             with contextlib.suppress(OSError, DiskFull):  # training goes on
                 status.write(status_path)

@@ -273,7 +273,7 @@ class Exchange:
             return self._try(partial(self._travel, flights, step), step)
         if not versions:
             raise lost
-        return self._start_over(_Astray())
+        return self._start_over(_Astray(), versions)
 
     # Departure -----------------------------------------------------------------------------
 
@@ -489,11 +489,16 @@ class Exchange:
             self._place.owe(fragment)
             self._place.keep(fragment)
 
-    def _start_over(self, error: _Astray) -> int:
-        """Give up what is in flight and take the global weights; the step that they stand at."""
+    def _start_over(self, error: _Astray, versions: Sequence[int] = ()) -> int:
+        """Give up what is in flight and take the global weights; the step that they stand at.
+
+        `versions`: of a coordinator that was started again, maybe earlier ones than this site's.
+        """
         place, self._has_moved = self._place, True
         self._in_vain.set()
         held, refusal = self._group.lead(self._ground)
+        if versions and place.follows:
+            held = place.go_back(held, versions)
         self._in_vain = threading.Event()
         if isinstance(error, _Refused):
             refusal = error

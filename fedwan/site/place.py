@@ -396,6 +396,16 @@ class Place:
                 self.keep(fragment)
         return header
 
+    def go_back(self, held: Sequence[int], versions: Sequence[int]) -> list[int]:
+        """Have the global weights of earlier versions, as far as they were kept; those held now."""
+        now = list(held)
+        for fragment, version in zip(self.fragments, versions, strict=True):
+            if version < now[fragment.index]:
+                self.checkpoints.await_global(fragment)
+                if self.checkpoints.load_global(fragment, version):
+                    now[fragment.index] = version
+        return now
+
     def _held(self, fragment: Fragment, version: int) -> int | None:
         """Of its newest global weights up to a version, which this site has now."""
         least = 0 if self.strategy.policy.leaves_behind else version - 1

@@ -140,10 +140,10 @@ joined = Assignment.given
 
 
 def run(
-    folder: Path, body: str = "", command: str = "", workload: str = "command"
-) -> list[tuple[str, str]]:
-    """What its service is told."""
-    told: list[tuple[str, str]] = []
+    folder: Path, body: str = "", command: str = "", workload: str = "command", start: str = "a"
+) -> list[tuple[str, ...]]:
+    """What its service is told; the ticket is of a start of the coordinator's."""
+    told: list[tuple[str, ...]] = []
     (folder / "train.py").write_text(PREFACE + textwrap.dedent(body))
     config = load_run(None, [f"workload={workload}"])
     site = SiteFile(
@@ -153,7 +153,7 @@ def run(
         recipes=["flow"],
         folder=str(folder),
     )
-    ticket = Ticket("127.0.0.1:1", "1" * 32, to_json(config), "a")
+    ticket = Ticket("127.0.0.1:1", "1" * 32, to_json(config), start)
     train(ticket, site, lambda *words: told.append(words))
     return told
 
@@ -206,6 +206,18 @@ def test_the_service_is_told_when_a_script_is_let_in_and_why_it_is_started_again
     assert (told[0][1], told[2][1]) == ("", "")
     assert told[1][1].startswith("the training script failed at step 8: ValueError: bad batch")
     assert told[1][1].endswith("it is started again")
+
+
+def test_a_ticket_of_a_start_that_a_script_has_joined_by_itself_starts_no_other(
+    tmp_path: Path,
+) -> None:
+    body = """
+    joined(); tell_welcome("b"); Outcome.leave(None, 8)
+    print("trained", file=open("log", "a"))
+    """
+    for start, num in (("a", 1), ("b", 1), ("c", 2)):
+        run(tmp_path, body, start=start)
+        assert (tmp_path / "log").read_text().split() == ["trained"] * num
 
 
 def test_processes_meet_where_no_full_disk_can_tear_what_they_write(tmp_path: Path) -> None:
