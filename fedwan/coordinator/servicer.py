@@ -82,7 +82,7 @@ class Servicer(Federation):
             if hello.run_id != self._run_id:
                 raise SessionLost(f"site is of run {hello.run_id}, this is {self._run_id}")
             if hello.config_sha256 != self._config_sha256:
-                raise SessionLost("the run was started again with other settings")
+                raise SessionLost(f"the run was started again with other settings; {JOIN_FIRST}")
             if self.stop_text and rounds is None:  # else the site hears of it by a signal
                 raise SessionLost(f"the run is over: {self.stop_text}")
             if self.masking:

@@ -226,16 +226,20 @@ class Exchange:
 
     def _try(self, go: Callable[[], None], step: int) -> int:
         """Exchange as `go` does; the step that training stands at afterwards."""
-        try:
-            go()
-        except _Astray as error:
-            return self._start_over(error)
-        except SessionLost as error:
-            return self.rejoin(error, step)
-        except _Over:  # the step loop ends by itself
-            return step
-        place = self._place
-        return place.run_step if place.keeps_pace else place.ahead(step, self._flights)
+        while True:
+            try:
+                go()
+            except _Astray as error:
+                return self._start_over(error)
+            except SessionLost as error:
+                if versions := self._rejoin(error):
+                    return self._start_over(_Astray(), versions)
+                go = partial(self._travel, list(self._flights.values()), step)
+                continue
+            except _Over:  # the step loop ends by itself
+                return step
+            place = self._place
+            return place.run_step if place.keeps_pace else place.ahead(step, self._flights)
 
     def _travel(self, flights: Sequence[_Flight], step: int) -> None:
         """Have contributions leave, and those land whose updates are waited for."""
@@ -250,12 +254,24 @@ class Exchange:
                 self._land(flight, is_last)
 
     def rejoin(self, lost: SessionLost, step: int) -> int:
-        """Go on with a coordinator that was started again; the step to go on from.
+        """Go on with a coordinator that was started again, as told between two exchanges.
 
-        Without overlap, and if it has the versions that this site has, all that was on its way is
-        sent again, bit for bit: no step is lost. Where others would go on without this site, or
+        The step to go on from; another process goes on from this one's checkpoint where the error
+        is raised.
+        """
+
+        def fail() -> None:
+            raise lost
+
+        return self._try(fail, step)
+
+    def _rejoin(self, lost: SessionLost) -> list[int]:
+        """Join a coordinator that was started again: the versions to start over from, if so.
+
+        Without overlap, and if it has the versions that this site has, all that was on its way can
+        be sent again, bit for bit: no step is lost. Where others would go on without this site, or
         steps in flight are lost with a process as well, it starts over from the global weights.
-        Else the error is raised: another process goes on from this one's checkpoint.
+        Else the error is raised.
         """
         if not lost.is_of_new_start or self._place.is_behind:
             raise lost
@@ -270,10 +286,10 @@ class Exchange:
                 if flight.sent is not None:
                     self._residuals.settle(flight.fragment, flight.version, flight.sent[0])
                 flight.sent = flight.unpaid = flight.update = None
-            return self._try(partial(self._travel, flights, step), step)
+            return []
         if not versions:
             raise lost
-        return self._start_over(_Astray(), versions)
+        return versions
 
     # Departure -----------------------------------------------------------------------------
 
