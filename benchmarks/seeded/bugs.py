@@ -16,6 +16,7 @@ from fedwan.coordinator.run import CoordinatedRun
 from fedwan.protocol.round import Round
 from fedwan.protocol.rounds import Rounds
 from fedwan.site.checkpoint import Residuals, SiteCheckpoints
+from fedwan.site.exchange import Exchange
 from fedwan.site.place import Place
 from fedwan.site.stub import CoordinatorStub
 from fedwan.strategy import Strategy
@@ -47,6 +48,21 @@ def planted(name: str) -> Iterator[None]:
 @_bug("error feedback is forgotten by a successor", Residuals, "restore")
 def _(restore):
     return lambda self, fragments, versions, ledger: restore(self, fragments, versions, None)
+
+
+@_bug("a site goes on with a coordinator of other versions", Exchange, "_rejoin")
+def _(rejoin):
+    def blind(self, lost):
+        join_anew = self._join_anew
+
+        def join_any(needed):
+            join_anew([])
+            return self._place.versions
+
+        with mock.patch.object(self, "_join_anew", join_any):
+            return rejoin(self, lost)
+
+    return blind
 
 
 @_bug("a checkpoint holds G and D of two versions", GlobalModel, "save")

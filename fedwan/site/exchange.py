@@ -96,6 +96,8 @@ class _Flight:
     """With overlap, Δ when it departed, until it is encoded."""
     sent: tuple[State, State] | None = None
     """Once it was taken: what error feedback owed before it was encoded, and afterwards."""
+    paid: State = field(default_factory=dict)
+    """Then, what was owed until then, in the delta or beside it."""
     unpaid: State | None = None
     """If it came too late: what is owed on, unless it was merged and only the receipt was late."""
     update: Future[Delivery] | None = None
@@ -284,7 +286,7 @@ class Exchange:
         if versions == place.versions and not (self._tau and flights):
             for flight in flights:
                 if flight.sent is not None:
-                    self._residuals.settle(flight.fragment, flight.version, flight.sent[0])
+                    self._residuals.settle(flight.fragment, flight.version, flight.paid)
                 flight.sent = flight.unpaid = flight.update = None
             return []
         if not versions:
@@ -414,7 +416,7 @@ class Exchange:
         if receipt.status == wire.Receipt.REJECTED:
             log.warning("contribution to version %d was refused: %s", version, receipt.text)
             raise _Refused(receipt.text)
-        flight.sent = (residual, owed)
+        flight.sent, flight.paid = (residual, owed), self._residuals.of(fragment)
         if receipt.status != wire.Receipt.ACCEPTED:
             self._place.note_others(receipt)
             flight.unpaid = self._residuals.of(fragment)
