@@ -55,8 +55,8 @@ def _(rejoin):
     def blind(self, lost):
         join_anew = self._join_anew
 
-        def join_any(needed):
-            join_anew([])
+        def join_any(is_bound):
+            join_anew(False)
             return self._place.versions
 
         with mock.patch.object(self, "_join_anew", join_any):

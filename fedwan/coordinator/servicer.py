@@ -99,7 +99,7 @@ class Servicer(Federation):
                 self.registry.sites[site].heard_s = now_s
                 self.changed.notify_all()
                 return wire.Welcome(is_waiting=True, text=self.agreement.waits_for())
-            if hello.held_versions and list(hello.held_versions) != list(rounds.versions):
+            if hello.is_bound and list(hello.held_versions) != list(rounds.versions):
                 raise SessionLost(f"site {site!r} is at other versions than the run; {JOIN_FIRST}")
             is_other = self.registry.sites[site].session != hello.session
             if is_other and not self._joins[site].spend(now_s):
@@ -111,6 +111,7 @@ class Servicer(Federation):
             if is_new:
                 rounds.setbacks[site] += is_rejoin
                 self.registry.sites[site].checkpoint = hello.checkpoint
+                self.registry.sites[site].lives_on = bool(hello.held_versions)
                 verb = "rejoined" if is_rejoin else "joined"
                 at = f" at version {rounds.version}" if rounds.version else ""
                 if rounds.is_behind(site, hello.checkpoint):
@@ -139,7 +140,9 @@ class Servicer(Federation):
         """A process that has joined goes on: the Join was none of a dead one that came late."""
         entry = self.registry.sites[site]
         checkpoint, entry.checkpoint = entry.checkpoint, None
-        if checkpoint is not None and self.rounds.note_back(site, checkpoint):
+        if checkpoint is None:
+            return
+        if self.rounds.note_back(site, checkpoint) and not entry.lives_on:
             self._warn_of_older(site, checkpoint)
 
     def _note_lost(self, site: str, version: int) -> None:

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -68,10 +69,11 @@ def train(ticket: Ticket, site: SiteFile, tell: Callable[[str, str, str], None])
     path, name = assignment_path(site), f"{ticket.run_id} ({config.workload}, {config.strategy})"
     failed_at, has_joined, error = (-1, -1), False, FedwanError()
     outcome, _ = read_outcome(path)
-    if outcome and not outcome.error and welcomed_by(path) == ticket.start:
-        tell(
-            name, "", ticket.start
-        )  # its script rejoined by itself, and has taken part to the end since
+    has_ended = outcome is not None and outcome.error in ("", FailedAfter.__name__)
+    if outcome and has_ended and welcomed_by(path) == ticket.start:
+        tell(name, "", ticket.start)  # its script joined this start by itself, and took part in it
+        if outcome.error:
+            raise outcome.exception()
         return
     while True:
         assignment = Assignment(
@@ -94,10 +96,12 @@ def train(ticket: Ticket, site: SiteFile, tell: Callable[[str, str, str], None])
         if outcome and not outcome.error:
             if code > 0:
                 text = f"{last_line(_log_of(site), is_placed=True)} (log {_log_of(site)})"
-                raise FailedAfter(
+                failure = FailedAfter(
                     "the training script took part to the run's end, and failed after it "
                     f"(exit status {code}): {text}"
                 )
+                replace(outcome, error=type(failure).__name__, text=str(failure)).keep(path)
+                raise failure
             return
         if outcome and outcome.is_own:
             error = outcome.exception()

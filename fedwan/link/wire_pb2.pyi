@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Hello(_message.Message):
-    __slots__ = ("run_id", "protocol", "site", "session", "layout_json", "initial_sha256", "frozen_sha256", "checkpoint", "kinds_json", "num_steps", "sources_json", "error", "certificate", "card", "config_sha256", "held_versions")
+    __slots__ = ("run_id", "protocol", "site", "session", "layout_json", "initial_sha256", "frozen_sha256", "checkpoint", "kinds_json", "num_steps", "sources_json", "error", "certificate", "card", "config_sha256", "held_versions", "is_bound")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class Hello(_message.Message):
     CARD_FIELD_NUMBER: _ClassVar[int]
     CONFIG_SHA256_FIELD_NUMBER: _ClassVar[int]
     HELD_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    IS_BOUND_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     protocol: int
     site: str
@@ -41,7 +42,8 @@ class Hello(_message.Message):
     card: MaskCard
     config_sha256: bytes
     held_versions: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., site: _Optional[str] = ..., session: _Optional[str] = ..., layout_json: _Optional[str] = ..., initial_sha256: _Optional[str] = ..., frozen_sha256: _Optional[str] = ..., checkpoint: _Optional[int] = ..., kinds_json: _Optional[str] = ..., num_steps: _Optional[int] = ..., sources_json: _Optional[str] = ..., error: _Optional[str] = ..., certificate: _Optional[bytes] = ..., card: _Optional[_Union[MaskCard, _Mapping]] = ..., config_sha256: _Optional[bytes] = ..., held_versions: _Optional[_Iterable[int]] = ...) -> None: ...
+    is_bound: bool
+    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., site: _Optional[str] = ..., session: _Optional[str] = ..., layout_json: _Optional[str] = ..., initial_sha256: _Optional[str] = ..., frozen_sha256: _Optional[str] = ..., checkpoint: _Optional[int] = ..., kinds_json: _Optional[str] = ..., num_steps: _Optional[int] = ..., sources_json: _Optional[str] = ..., error: _Optional[str] = ..., certificate: _Optional[bytes] = ..., card: _Optional[_Union[MaskCard, _Mapping]] = ..., config_sha256: _Optional[bytes] = ..., held_versions: _Optional[_Iterable[int]] = ..., is_bound: _Optional[bool] = ...) -> None: ...
 
 class MaskCard(_message.Message):
     __slots__ = ("site", "exchange_key", "signing_key", "certificate", "signature")

@@ -66,6 +66,8 @@ class SiteEntry:
     joins: int = 0
     checkpoint: int | None = None
     """Version of the newest one of a process that has joined, until it is heard to go on."""
+    lives_on: bool = False
+    """Whether its process is the one that an earlier start of the coordinator knew."""
     lost: int = -1
     """The last version before which its steps could not be taken again."""
     has_left: bool = False

@@ -120,6 +120,10 @@ class Outcome:
         """An error of fedwan's tree, as an object of its own class."""
         return errors.TREE[self.error](self.text)
 
+    def keep(self, path: Path) -> None:
+        """Put it beside an assignment, in place of what the script has left."""
+        replace_text(path.with_name(_OUTCOME), json.dumps(asdict(self)))
+
     @property
     def failure(self) -> str:
         """An error of the script's, in a line."""

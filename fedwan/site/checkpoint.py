@@ -350,6 +350,10 @@ class SiteCheckpoints:
         if writing is not None:
             writing.result()
 
+    def begin_anew(self) -> None:
+        """Versions may be taken back: the next checkpoint is written, whatever was before."""
+        self._saved = 0
+
     def drop(self, version: int) -> None:
         """What led to this version was refused: nobody shall send it again.
 

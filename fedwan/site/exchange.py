@@ -118,8 +118,8 @@ class Exchange:
     """One site's exchange.
 
     `listen` hears the coordinator, and says whether the run is over. `join_anew` joins one that was
-    started again, and says which versions it has; it is told those that it must have. Both are
-    collective.
+    started again, and says which versions it has; it is told whether these must be this site's.
+    Both are collective.
 
     Memory besides the replica: the encoded contribution until it is accepted, then the update;
     with overlap also Δ of every fragment in flight until it is encoded, about τ P / H of them.
@@ -129,7 +129,7 @@ class Exchange:
         self,
         place: Place,
         listen: Callable[[], bool],
-        join_anew: Callable[[Sequence[int]], list[int]],
+        join_anew: Callable[[bool], list[int]],
     ) -> None:
         self._place = place
         self._strategy, self._residuals = place.strategy, place.residuals
@@ -282,8 +282,10 @@ class Exchange:
         self._group.lead(self._ground)
         self._in_vain = threading.Event()
         can_start_over = self._tau or place.keeps_pace or self._strategy.policy.leaves_behind
-        versions = self._join_anew([] if can_start_over else place.versions)
-        if versions == place.versions and not (self._tau and flights):
+        versions = self._join_anew(not can_start_over)
+        # Who has followed updates since a contribution left has another Δ by now.
+        is_alike = all(f.version == place.versions[f.fragment.index] for f in flights)
+        if versions == place.versions and is_alike and not (self._tau and flights):
             for flight in flights:
                 if flight.sent is not None:
                     self._residuals.settle(flight.fragment, flight.version, flight.paid)
@@ -515,7 +517,7 @@ class Exchange:
         place, self._has_moved = self._place, True
         self._in_vain.set()
         held, refusal = self._group.lead(self._ground)
-        if versions and place.follows:
+        if versions:
             held = place.go_back(held, versions)
         self._in_vain = threading.Event()
         if isinstance(error, _Refused):

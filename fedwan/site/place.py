@@ -397,10 +397,15 @@ class Place:
         return header
 
     def go_back(self, held: Sequence[int], versions: Sequence[int]) -> list[int]:
-        """Have the global weights of earlier versions, as far as they were kept; those held now."""
+        """Versions may be taken back: have the global weights of these, as far as they were kept.
+
+        The versions of those that this site has then.
+        """
+        self.durable_version = 0
+        self.checkpoints.begin_anew()
         now = list(held)
         for fragment, version in zip(self.fragments, versions, strict=True):
-            if version < now[fragment.index]:
+            if self.follows and version < now[fragment.index]:
                 self.checkpoints.await_global(fragment)
                 if self.checkpoints.load_global(fragment, version):
                     now[fragment.index] = version

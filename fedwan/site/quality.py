@@ -64,10 +64,8 @@ class Quality:
 
         `began`, of `time.monotonic`, if it was before this.
         """
-        is_leader = self._replica.group.rank == 0
         if self._is_none:
-            if is_leader:
-                self._stub.report(wire.QualityReport(version=version, figures_json="{}"))
+            self._stub.report(wire.QualityReport(version=version, figures_json="{}"))
             return
         began = time.monotonic() if began is None else began
         gpus = [d for d in (self._replica.device,) if d.type == "cuda"]
@@ -87,18 +85,16 @@ class Quality:
             log.warning("of %d figures the first %d are sent", len(figures), MOST_FIGURES)
             figures = dict(list(figures.items())[:MOST_FIGURES])
         text = json.dumps(figures)
-        if is_leader:
-            samples = safetensors.torch.save(shown)
-            report = wire.QualityReport(
-                version=version,
-                figures_json=text,
-                samples=samples,
-                evaluation_s=time.monotonic() - began,
-            )
-            try:
-                self._stub.report(report)
-            except PayloadError as error:
-                log.warning("the coordinator does not take what this site measured: %s", error)
+        report = wire.QualityReport(
+            version=version,
+            figures_json=text,
+            samples=safetensors.torch.save(shown),
+            evaluation_s=time.monotonic() - began,
+        )
+        try:
+            self._stub.report(report)
+        except PayloadError as error:
+            log.warning("the coordinator does not take what this site measured: %s", error)
         if figures:
             log.info("quality of version %d in %.2f s: %s", version, time.monotonic() - began, text)
 

@@ -273,24 +273,26 @@ class Site:
 
     def _join(self) -> int:
         """Join the run; the step to go on from."""
-        welcome = self._introduce(max(self._checkpoints.versions(), default=0), [])
+        welcome = self._introduce(max(self._checkpoints.versions(), default=0))
         if welcome.send_initial:
             self._open_run()
         return self._exchange.begin(list(welcome.versions), welcome.run_step)
 
-    def _rejoin(self, needed: Sequence[int]) -> list[int]:
+    def _rejoin(self, is_bound: bool) -> list[int]:
         """Join a coordinator that was started again; the versions that it has.
 
-        `needed`: those that this process can go on from alone; none if from any. A `SessionLost` if
-        it has others.
+        A `SessionLost` if these are not this site's, and it `is_bound` to them.
         """
         self._group.lead(self._checkpoints.check_claim)
         newest = max(self._checkpoints.versions(), default=0)
-        welcome = self._introduce(max(newest, self._place.versions[0]), needed)
+        held = self._place.versions
+        welcome = self._introduce(max(newest, held[0]), held, is_bound)
         log.info("the coordinator was started again; joined it anew")
         return [] if welcome.send_initial else list(welcome.versions)
 
-    def _introduce(self, checkpoint: int, held_versions: Sequence[int]) -> wire.Welcome:
+    def _introduce(
+        self, checkpoint: int, held_versions: Sequence[int] = (), is_bound: bool = False
+    ) -> wire.Welcome:
         """Ask to be let in until the sites of the run agree."""
         hello = wire.Hello(
             run_id=self._member.run_id,
@@ -304,10 +306,11 @@ class Site:
             kinds_json=json.dumps(dict(self._script.kinds), sort_keys=True),
             num_steps=self._script.num_steps,
             sources_json=json.dumps(self._sources, sort_keys=True),
-            error=self._member.error,
+            error="" if self._has_joined else self._member.error,
             card=self._masker.card() if self._masker else None,
             config_sha256=hash_config(self._member.config),
             held_versions=held_versions,
+            is_bound=is_bound,
         )
         self._checkpoints.claim(hello.session)
         said, (pause_s, most_s) = "", ASK_AGAIN_S

@@ -42,7 +42,7 @@ LISTEN_S = 0.2
 class CoordinatorStub:
     """Speaks for one site in one run; rank 0 alone has a link.
 
-    Collective are `send_initial`, `receive`, `is_over` and `fetch_…`, but for `fetch_update`. The
+    Collective are `send_initial`, `report`, `receive`, `is_over`, `fetch_…` but `fetch_update`. The
     coordinator holds a request for an update that is not there yet for `POLL_S`.
     """
 
@@ -86,9 +86,9 @@ class CoordinatorStub:
         return self.link.upload(header, payload)
 
     def report(self, report: wire.QualityReport) -> None:
-        """Hand in quality figures and samples."""
+        """Hand in quality figures and samples, rank 0's."""
         report.run_id = self._run_id
-        self.link.report(report)
+        self._group.lead_long(lambda: self.link.report(report))
 
     # What comes ----------------------------------------------------------------------------
 

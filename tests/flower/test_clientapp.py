@@ -218,6 +218,10 @@ def test_a_ticket_of_a_start_that_a_script_has_joined_by_itself_starts_no_other(
     for start, num in (("a", 1), ("b", 1), ("c", 2)):
         run(tmp_path, body, start=start)
         assert (tmp_path / "log").read_text().split() == ["trained"] * num
+    for start in ("a", "b"):
+        with pytest.raises(FailedAfter, match="no room"):
+            run(tmp_path, body + "sys.exit('no room')", start=start)
+    assert (tmp_path / "log").read_text().split() == ["trained"] * 3
 
 
 def test_processes_meet_where_no_full_disk_can_tear_what_they_write(tmp_path: Path) -> None:

@@ -81,6 +81,11 @@ def test_all_are_kept_from_the_one_that_the_coordinator_would_resume_from(
     site.save(7, 4)
     site.save(5, 4)  # the coordinator resumed at 4: what came later was taken back
     assert site.checkpoints.versions() == [4, 5]
+    kept = (tmp_path / "site-00000005.safetensors").read_bytes()
+    site.train(1)
+    site.checkpoints.begin_anew()
+    site.save(5, 4)  # the same version once more, of other steps
+    assert (tmp_path / "site-00000005.safetensors").read_bytes() != kept
 
 
 @pytest.mark.parametrize("is_beside", [False, True])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +14,13 @@ import torch
 from torch import nn
 
 from fedwan.config import InnerConfig
-from fedwan.errors import PayloadError
+from fedwan.errors import JOIN_FIRST, PayloadError, SessionLost
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
+from fedwan.site.checkpoint import Residuals
+from fedwan.site.exchange import Exchange, _Flight
+from fedwan.site.group import Group
+from fedwan.site.meter import Work
 from fedwan.site.replica import Replica
 from fedwan.site.stub import CoordinatorStub
 from tests.site.support import (
@@ -28,6 +34,7 @@ from tests.site.support import (
     overflow_once,
     take_steps,
 )
+from tests.support import spec
 
 
 def test_what_ended_one_flight_is_told_when_another_makes_the_site_start_over(
@@ -62,6 +69,32 @@ def test_what_is_a_sites_own_is_put_back_after_an_overflow(tmp_path: Path) -> No
     (refused,) = [row for row in ran.records if row.get("event") == "rejected"]
     assert "not finite" in refused["text"]
     assert all(bool(value.isfinite().all()) for value in nets[0].parameters())
+
+
+@pytest.mark.parametrize(("present", "starts_over"), [(3, False), (4, True)])
+def test_what_is_sent_again_is_of_the_weights_that_the_site_has_still(
+    present: int, starts_over: bool
+) -> None:
+    """At a pace of its own it follows others' updates while its contribution is on its way."""
+    exchange = object.__new__(Exchange)
+    owed = Residuals(1)
+    (fragment,) = whole({"net/w": spec((2,))})
+    flight = _Flight(fragment, fragment, 3, 8, Work(1, 1), wire.UploadHeader(), "")
+    flight.sent, flight.paid = ({}, {}), {"net/w": torch.ones(2)}
+    policy = SimpleNamespace(leaves_behind=False)
+    vars(exchange).update(
+        _place=SimpleNamespace(is_behind=False, versions=[present], keeps_pace=True),
+        _strategy=SimpleNamespace(policy=policy),
+        _flights={0: flight},
+        _in_vain=threading.Event(),
+        _group=Group(),
+        _tau=0,
+        _residuals=owed,
+        _join_anew=lambda is_bound: [present],
+    )
+    versions = exchange._rejoin(SessionLost(f"site 's1' has not joined; {JOIN_FIRST}"))
+    assert versions == ([present] if starts_over else [])
+    assert (owed.of(fragment) == {}) == starts_over, "what was owed before it left is owed again"
 
 
 def test_what_half_precision_rounds_away_as_an_update_lands_is_no_step_of_the_site() -> None:

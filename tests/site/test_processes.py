@@ -26,7 +26,8 @@ from torch.utils._pytree import tree_leaves
 import fedwan
 from fedwan.app import load_run
 from fedwan.config import Config
-from fedwan.errors import UserError
+from fedwan.errors import JOIN_FIRST, SessionLost, UserError
+from fedwan.link.loopback import LoopbackLink
 from fedwan.optim_state import NamedOptimizers
 from fedwan.simulation import RUN_ID, simulate
 from fedwan.site.assignment import read_outcome
@@ -34,6 +35,7 @@ from fedwan.site.group import Group, local, open_group
 from fedwan.site.recipe import take_part
 from fedwan.site.replica import Replica
 from fedwan.site.site import Membership, Site
+from fedwan.site.stub import CoordinatorStub
 from fedwan.state import State, hash_state, spectral_norms
 from tests.site.support import (
     CUTS,
@@ -231,6 +233,41 @@ def test_all_processes_measure_and_go_on_as_if_they_had_not(
     rows = [row["fd"] for row in ran[0].records if row["kind"] == "quality"]
     assert rows == figures[0]
     assert ran[0].ended[0].sha256 == plain[0].ended.sha256
+
+
+def forgotten_at(call: str) -> Any:
+    """The coordinator was started again, as rank 0 hears when it calls for the second time."""
+    target = LoopbackLink if call == "report" else CoordinatorStub
+    real, times = getattr(target, call), itertools.count(1)
+
+    def told(self: Any, *args: Any) -> Any:
+        if next(times) == 2:
+            raise SessionLost(f"site 's1' has not joined this run; {JOIN_FIRST}")
+        return real(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, call, told)
+        return take_steps("fsdp", evaluate=lambda seed: {"fd": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        ("diloco h=2", "report"),
+        ("diloco h=2", "send_contribution"),
+        ("streaming_diloco h=4 stream.tau=1", "fetch_update"),
+    ],
+)
+def test_processes_join_a_coordinator_that_was_started_again_together(
+    words: str, call: str, pair: Processes, tmp_path: Path
+) -> None:
+    words = f"strategy={words} eval.every=4 steps=16"
+    plain = together(pair, tmp_path / "a", words, partial(take_steps, "fsdp"))
+    ran = together(pair, tmp_path / "b", words, partial(forgotten_at, call))
+    events = [row["event"] for row in ran[0].records if row["kind"] == "event"]
+    assert events.count("rejoin") == 1
+    if "streaming" not in words:
+        assert ran[0].ended.sha256 == plain[0].ended.sha256
 
 
 def test_a_stop_ends_all_processes(pair: Processes, tmp_path: Path) -> None:
