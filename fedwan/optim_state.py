@@ -8,6 +8,7 @@ parameter as a plain number, as some count steps, is kept beside its groups' set
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ from fedwan.errors import CheckpointError, UserError
 from fedwan.site.group import is_cut, local, piece_like
 from fedwan.state import State, network_of
 from fedwan.workloads.optim import begin_moments, counted_beside
+
+log = logging.getLogger(__name__)
 
 
 class NamedOptimizers:
@@ -154,6 +157,7 @@ class NamedOptimizers:
                 optimizer.load_state_dict(optimizer.state_dict() | more)
                 optimizer.state.update(moments)
             for group, values in zip(optimizer.param_groups, saved, strict=True):
+                _tell_rate(key, group, values)
                 group.update(values)
             for name, values in numbers.items():
                 optimizer.state[self.params[name]].update(values)
@@ -199,3 +203,13 @@ def placed(value: Tensor, param: Tensor, is_whole: bool) -> Tensor:
     return DTensor.from_local(
         piece, param.device_mesh, param.placements, shape=param.shape, stride=param.stride()
     )
+
+
+def _tell_rate(key: str, group: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Tell of another rate than the script's: who has lowered it there may wait in vain."""
+    name = "initial_lr" if "initial_lr" in group.keys() & saved.keys() else "lr"
+    own, kept = float(group.get(name, 0.0)), float(saved.get(name, 0.0))
+    if own != kept:
+        log.info(
+            "optimizers[%r] goes on with %s %g, as saved; the script has %g", key, name, kept, own
+        )

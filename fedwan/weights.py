@@ -11,7 +11,7 @@ import dataclasses
 import json
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,7 +53,7 @@ class Trained:
 
     folder: Path
     config: Config
-    networks: dict[str, State]
+    networks: dict[str, State] = field(repr=False)
     """By name, tensors as the module's `state_dict` names them; parameters in fp32."""
     is_ema: bool
     """Whether they are the moving average."""

@@ -112,6 +112,27 @@ def test_a_resumed_optimiser_goes_on_bit_for_bit_in_any_order_of_parameters(
     assert same_bits(named.state(), other.state())
 
 
+@pytest.mark.parametrize("is_scheduled", [False, True])
+def test_a_rate_that_the_script_has_lowered_is_told_where_the_saved_one_holds(
+    is_scheduled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def named(lr: float, steps: int) -> NamedOptimizers:
+        network = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(network.parameters(), lr)
+        scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5) if is_scheduled else None
+        for _ in range(steps if scheduler else 0):
+            optimizer.step()
+            scheduler.step()
+        return NamedOptimizers.of({"g": network}, {"o": optimizer})
+
+    saved = named(0.1, 9).groups()
+    with caplog.at_level("INFO"):
+        named(0.1, 0).load_groups(saved)
+        assert not caplog.messages, "a scheduler goes on by itself"
+        named(0.05, 0).load_groups(saved)
+    assert caplog.messages[0].endswith("0.1, as saved; the script has 0.05")
+
+
 @pytest.mark.parametrize(
     ("setting", "device"), [("fused", "meta"), ("capturable", "meta"), ("foreach", "cpu")]
 )

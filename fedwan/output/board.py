@@ -30,6 +30,8 @@ ABSENT = {"expected": "not here yet", "silent": "silent"}
 _GONE = ("draining", "drained", "ejected")
 """Of sites that the operator has let go."""
 _LIVE = ("training", "measuring")
+FEW = 50
+"""Held-out samples below which noise comes as near to the floor as what was trained."""
 MOST_OWN = 8
 """Of a script's own figures."""
 
@@ -275,11 +277,15 @@ class Board:
             if self.config.workload == COMMAND and not figures:
                 text = "the script gives no evaluate="
             return "quality", number_text(None), [text]
+        num = numbers.get("num_real")
+        is_few = num is not None and num < FEW
         if floor:
-            beside.append(f"{fd / floor:.1f} times the floor {number_text(floor)}")
-        if num := numbers.get("num_real"):
+            times = "" if is_few else f"{fd / floor:.1f} times the "
+            beside.append(f"{times}floor {number_text(floor)}")
+        if num:
             seen = figures.get("seen_through")
-            beside.append(f"{seen}, n = {int(num)}" if seen else f"n = {int(num)}")
+            few = ", too few to compare" if is_few else ""
+            beside.append((f"{seen}, " if seen else "") + f"n = {int(num)}{few}")
         if self.fd_untrained is not None:
             beside.append(f"untrained {number_text(self.fd_untrained)}")
         return "Fréchet distance", number_text(fd), beside

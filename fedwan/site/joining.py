@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from fedwan.config import Config, from_json, site_names
 from fedwan.errors import ConfigError, FedwanError, UserError
@@ -127,9 +128,10 @@ def _check(networks: Any, optimizers: Any, state: Any, kinds: Any, steps: Any) -
         ("kinds", kinds, str, 0),
     ):
         if not isinstance(given, Mapping) or len(given) < least:
+            but = f"a {type(given).__name__}" if given else "none"
             raise UserError(
-                f"fedwan.join got no {what} by name, but a {type(given).__name__}; give a dict, as "
-                f'in {what}={{"net": …}}'
+                f'fedwan.join got no {what} by name, but {but}; give a dict, as in {what}={{"net": '
+                "…}"
             )
         for name, value in given.items():
             if not isinstance(name, str) or not isinstance(value, kind):
@@ -144,9 +146,12 @@ def _check(networks: Any, optimizers: Any, state: Any, kinds: Any, steps: Any) -
         )
     for name, value in state.items():
         if not isinstance(value, Stateful):
+            mend = "an object with both, such as a scheduler"
+            if isinstance(value, DataLoader):
+                mend = "fedwan.data.Loader, or torchdata's StatefulDataLoader"
             raise UserError(
                 f"state[{name!r}] is a {type(value).__name__}, which has no state_dict and "
-                "load_state_dict; give an object with both, such as a scheduler"
+                f"load_state_dict; give {mend}"
             )
         # To ask a loader for its state may begin its epoch, so that accelerate's is known by this.
         if getattr(value, "use_stateful_dataloader", True) is False:

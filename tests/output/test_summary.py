@@ -124,6 +124,9 @@ def test_one_screen_says_quality_bytes_and_where_to_look() -> None:
     for part in (*quality, *sent, *files, *time, "rejoins of sites: 1"):
         assert part in text
     assert len(text.splitlines()) <= 24
+    few = {"fd": 25.8, "fd_floor": 15.0, "num_real": 6, "seen_through": "random features"}
+    text = shown(dataclasses.replace(SUMMARY, quality=few), RECORDS)
+    assert "25.8, floor 15" in text and "n = 6, too few to compare; untrained" in text
     large = {"fd": 20_467.3, "fd_floor": 33.2, "num_real": 500}
     text = shown(dataclasses.replace(SUMMARY, quality=large, compute_s=0.42), RECORDS)
     assert "Fréchet distance 20,500, 616.5 times" in text and "each site computed 0.4 s and" in text

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import fedwan
 from fedwan import simulation
@@ -389,8 +390,8 @@ ALONE_TOO: list[tuple[Callable[[Trainer], object] | dict[str, Any], str]] = [
     ({"steps": 10**20}, "steps = 100000000000000000000 is no number of steps"),
     ({"evaluate": 3}, "evaluate is a int; give a function"),
     ({"networks": {"my.net": nn.Linear(2, 2)}}, "networks has the name 'my.net', of which no"),
-    ({"networks": {}}, "got no networks by name, but a dict; give"),
-    ({"optimizers": {}}, "got no optimizers by name, but a dict; give"),
+    ({"networks": {}}, "got no networks by name, but none; give"),
+    ({"optimizers": {}}, "got no optimizers by name, but none; give"),
     (
         {"optimizers": {"net": torch.optim.SGD(network().parameters())}},
         "no optimiser holds a parameter of net",
@@ -402,6 +403,11 @@ ALONE_TOO: list[tuple[Callable[[Trainer], object] | dict[str, Any], str]] = [
         "state['loader'] is a loader of accelerate's without a state_dict(); give Accelerator(",
     ),
     ({"state": {"loader": 3}}, "state['loader'] is a int, which has no state_dict"),
+    (
+        {"state": {"loader": DataLoader([torch.ones(1)])}},  # type: ignore[arg-type]
+        "state['loader'] is a DataLoader, which has no state_dict and load_state_dict; give "
+        "fedwan.data.Loader",
+    ),
     (
         lambda trainer: loop(trainer, lambda trainer, site: next(iter(())), steps=4),
         "the script's data ended at step 0 of 4; take a loader that begins anew, as",
