@@ -28,7 +28,7 @@ import torch
 from benchmarks.harness.fleet import COORDINATOR, load_json, peak_rss_mb, save_json
 from benchmarks.harness.stopwatch import STOPWATCH
 from fedwan.app import load_workload, sources
-from fedwan.config import from_json, load
+from fedwan.config import from_json, hash_config, load
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Ticket
 from fedwan.state import layout_to_json
@@ -82,6 +82,7 @@ def greeting(ticket: dict[str, Any]) -> tuple[wire.Hello, Replica]:
         frozen_sha256=replica.frozen_sha256,
         kinds_json=json.dumps(dict(networks_of(made, config)), sort_keys=True),
         sources_json=json.dumps(sources(config), sort_keys=True),
+        config_sha256=hash_config(config),
     )
     return hello, replica
 
@@ -95,7 +96,7 @@ def take_part(folder: Path, name: str) -> dict[str, Any]:
     from fedwan.site.site import Site
 
     ticket = await_ticket(folder)
-    del ticket["pid"]
+    del ticket["pid"], ticket["start"]
     rank = os.environ.get("RANK", "0")
     if "WORLD_SIZE" in os.environ:  # torchrun has started several
         torch.distributed.init_process_group("gloo")
