@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks import quality, strategies, unequal
 from benchmarks.__main__ import MODULES
-from benchmarks.harness.fleet import Process, run_processes
+from benchmarks.harness.fleet import Process, run_fleet, run_processes
 from benchmarks.harness.table import (
     half_interval,
     mean_of,
@@ -110,3 +110,11 @@ def test_a_process_that_fails_ends_the_others_and_its_last_words_are_told(tmp_pa
     with pytest.raises(FedwanError, match="service ended with status 0"):
         run_processes(processes("", sleeping), tmp_path, 60)
     assert time.monotonic() - began < 50
+
+
+@pytest.mark.slow
+def test_a_fleet_trains_to_its_end_and_leaves_its_figures() -> None:
+    words = "workload=flow data.name=ring8 model.width=8 model.depth=1 sites=1 h=2 steps=4"
+    ran = run_fleet([*words.split(), "eval.every=0"], threads=1)
+    assert ran.summary["rounds"] == 2
+    assert ran.parties["s1"]["sha256"] == ran.summary["global_sha256"]
