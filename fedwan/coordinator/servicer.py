@@ -106,21 +106,9 @@ class Servicer(Federation):
                 text = f"{site} has joined too often; it is let in again in a while"
                 return wire.Welcome(is_waiting=True, text=text)
             is_new = self.registry.admit(site, hello.session, now_s)
-            is_rejoin = self.registry.sites[site].joins > 1
             self._follow()
             if is_new:
-                rounds.setbacks[site] += is_rejoin
-                self.registry.sites[site].checkpoint = hello.checkpoint
-                self.registry.sites[site].lives_on = bool(hello.held_versions)
-                verb = "rejoined" if is_rejoin else "joined"
-                at = f" at version {rounds.version}" if rounds.version else ""
-                if rounds.is_behind(site, hello.checkpoint):
-                    at += ", and takes the steps to it again"
-                why = f"; {hello.error}" if hello.error else ""
-                kind = "rejoin" if is_rejoin else "join"
-                proof = {"certificate": hello.certificate.decode()} if hello.certificate else {}
-                self._certificates[site] = hello.certificate
-                self.event(kind, site, f"{site} {verb}{at}{why}", **proof)
+                self._note_join(site, hello)
             return wire.Welcome(
                 versions=rounds.versions if self.model else [],
                 send_initial=self.model is None and self.registry.first == site,
@@ -128,6 +116,21 @@ class Servicer(Federation):
                 start=self.start_id,
                 **(self.masking.welcome() if self.masking else {}),
             )
+
+    def _note_join(self, site: str, hello: wire.Hello) -> None:
+        """A process has been let in."""
+        rounds, entry = self.rounds, self.registry.sites[site]
+        is_rejoin = entry.joins > 1
+        rounds.setbacks[site] += is_rejoin
+        entry.checkpoint, entry.lives_on = hello.checkpoint, bool(hello.held_versions)
+        verb = "rejoined" if is_rejoin else "joined"
+        at = f" at version {rounds.version}" if rounds.version else ""
+        if rounds.is_behind(site, hello.checkpoint):
+            at += ", and takes the steps to it again"
+        why = f"; {hello.error}" if hello.error else ""
+        proof = {"certificate": hello.certificate.decode()} if hello.certificate else {}
+        self._certificates[site] = hello.certificate
+        self.event("rejoin" if is_rejoin else "join", site, f"{site} {verb}{at}{why}", **proof)
 
     def attach(self, site: str, session: str) -> Signals:
         signals: Signals = SimpleQueue()

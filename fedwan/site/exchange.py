@@ -92,6 +92,7 @@ class _Flight:
     weights_sha256: str
     """Of the global weights that it starts from, where masks need it."""
     has_left: bool = False
+    """Whether it may have reached the coordinator."""
     held: State = field(default_factory=dict)
     """With overlap, Δ when it departed, until it is encoded."""
     sent: tuple[State, State] | None = None

@@ -29,7 +29,7 @@ from torch import Tensor
 from fedwan.app import complete, load_strategy, sources
 from fedwan.codecs.masked import check_maskable
 from fedwan.config import Config, hash_config, site_names
-from fedwan.errors import LinkLost, RunStopped, SessionLost, UserError
+from fedwan.errors import LinkLost, RunStopped, SessionLost, UserError, WireError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
 from fedwan.link.client import HEARTBEAT_S
@@ -320,6 +320,11 @@ class Site:
                 log.info("waiting: %s", said)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, most_s)
+        if len(welcome.versions) not in (0, num := len(self._place.versions)):
+            raise WireError(
+                f"the coordinator has versions of {len(welcome.versions)} fragments, this site has "
+                f"{num}; run the same fedwan version at both"
+            )
         tell_welcome(welcome.start)
         if self._masker:
             self._masker.meet(welcome.roster, welcome.epoch)
