@@ -52,7 +52,7 @@ def _(restore):
 
 @_bug("a site goes on with a coordinator of other versions", Exchange, "_rejoin")
 def _(rejoin):
-    def blind(self, lost):
+    def blind(self, lost, must_start_over):
         join_anew = self._join_anew
 
         def join_any(is_bound):
@@ -60,7 +60,7 @@ def _(rejoin):
             return self._place.versions
 
         with mock.patch.object(self, "_join_anew", join_any):
-            return rejoin(self, lost)
+            return rejoin(self, lost, must_start_over)
 
     return blind
 

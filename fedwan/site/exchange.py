@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -62,6 +62,17 @@ class _Refused(_Astray):
 
 class _Over(Exception):  # noqa: N818
     """The run is complete: nothing more will come."""
+
+
+class _Anew(NamedTuple):
+    """How a site starts over from the global weights."""
+
+    is_refused: bool
+    """Whether its contribution could not be used."""
+    held: Sequence[int | None]
+    """By fragment, the version of the global weights that it has, if it knows."""
+    unpaid: Mapping[int, tuple[int, State]]
+    """By fragment, the version of a contribution that came too late, and what it was to pay."""
 
 
 class _Parcel(NamedTuple):
@@ -108,6 +119,10 @@ class _Flight:
 def _rejection(text: str) -> wire.Receipt:
     """As of what has arrived and cannot be used."""
     return wire.Receipt(status=wire.Receipt.REJECTED, text=text)
+
+
+def _fail(error: Exception) -> None:
+    raise error
 
 
 def _check_wanted(in_vain: threading.Event) -> None:
@@ -229,20 +244,27 @@ class Exchange:
 
     def _try(self, go: Callable[[], None], step: int) -> int:
         """Exchange as `go` does; the step that training stands at afterwards."""
+        place, anew = self._place, None
         while True:
             try:
+                if anew is not None:
+                    return self._start_over(anew)
                 go()
             except _Astray as error:
-                return self._start_over(error)
+                anew = self._give_up(error)
             except SessionLost as error:
-                if versions := self._rejoin(error):
-                    return self._start_over(_Astray(), versions)
-                go = partial(self._travel, list(self._flights.values()), step)
-                continue
+                versions = self._rejoin(error, must_start_over=anew is not None)
+                if anew is not None:  # nobody knows which weights it had fetched by then
+                    held = place.go_back([None] * len(versions), versions)
+                    anew = anew._replace(held=held)
+                elif versions:
+                    anew = self._give_up(_Astray(), versions)
+                else:
+                    go = partial(self._travel, list(self._flights.values()), step)
             except _Over:  # the step loop ends by itself
                 return step
-            place = self._place
-            return place.run_step if place.keeps_pace else place.ahead(step, self._flights)
+            else:
+                return place.run_step if place.keeps_pace else place.ahead(step, self._flights)
 
     def _travel(self, flights: Sequence[_Flight], step: int) -> None:
         """Have contributions leave, and those land whose updates are waited for."""
@@ -262,19 +284,15 @@ class Exchange:
         The step to go on from; another process goes on from this one's checkpoint where the error
         is raised.
         """
+        return self._try(partial(_fail, lost), step)
 
-        def fail() -> None:
-            raise lost
-
-        return self._try(fail, step)
-
-    def _rejoin(self, lost: SessionLost) -> list[int]:
+    def _rejoin(self, lost: SessionLost, must_start_over: bool) -> list[int]:
         """Join a coordinator that was started again: the versions to start over from, if so.
 
         Without overlap, and if it has the versions that this site has, all that was on its way can
-        be sent again, bit for bit: no step is lost. Where others would go on without this site, or
-        steps in flight are lost with a process as well, it starts over from the global weights.
-        Else the error is raised.
+        be sent again, bit for bit: no step is lost, unless it starts over anyway. Where others
+        would go on without this site, or steps in flight are lost with a process as well, it starts
+        over from the global weights. Else the error is raised.
         """
         if not lost.is_of_new_start or self._place.is_behind:
             raise lost
@@ -286,7 +304,8 @@ class Exchange:
         versions = self._join_anew(not can_start_over)
         # Who has followed updates since a contribution left has another Δ by now.
         is_alike = all(f.version == place.versions[f.fragment.index] for f in flights)
-        if versions == place.versions and is_alike and not (self._tau and flights):
+        is_lost = must_start_over or not is_alike or (self._tau and flights)
+        if versions == place.versions and not is_lost:
             for flight in flights:
                 if flight.sent is not None:
                     self._residuals.settle(flight.fragment, flight.version, flight.paid)
@@ -510,12 +529,12 @@ class Exchange:
             self._place.owe(fragment)
             self._place.keep(fragment)
 
-    def _start_over(self, error: _Astray, versions: Sequence[int] = ()) -> int:
-        """Give up what is in flight and take the global weights; the step that they stand at.
+    def _give_up(self, error: _Astray, versions: Sequence[int] = ()) -> _Anew:
+        """Give up what is in flight; what to start over with.
 
         `versions`: of a coordinator that was started again, maybe earlier ones than this site's.
         """
-        place, self._has_moved = self._place, True
+        place = self._place
         self._in_vain.set()
         held, refusal = self._group.lead(self._ground)
         if versions:
@@ -540,15 +559,21 @@ class Exchange:
             elif flight.unpaid is not None:
                 unpaid[flight.fragment.index] = (flight.version, flight.unpaid)
         self._flights.clear()
-        place.start_over(refusal is not None, held, unpaid)
+        return _Anew(refusal is not None, held, unpaid)
+
+    def _start_over(self, anew: _Anew) -> int:
+        """Take the global weights; the step that they stand at."""
+        place, self._has_moved = self._place, True
+        place.start_over(*anew)
         return place.run_step if place.keeps_pace else place.ahead(place.reached(place.versions))
 
-    def _ground(self) -> tuple[list[int], _Refused | None]:
+    def _ground(self) -> tuple[list[int | None], _Refused | None]:
         """Wait for what is in the air; a call of it in which nothing moves ends by itself.
 
         The versions of the global weights then, as what has come has moved them, and a refusal.
         """
-        held, refusal = list(self._place.versions), None
+        held: list[int | None] = list(self._place.versions)
+        refusal = None
         for flight in self._flights.values() if self._tau else ():
             try:
                 update = cast(Future[Delivery], flight.update).result()
@@ -564,7 +589,7 @@ class Exchange:
         """The run is complete: hold the weights that it ended with."""
         place = self._place
         if place.keeps_pace or place.reached(place.versions) < place.num_steps:
-            self._start_over(_Astray())
+            self._try(partial(_fail, _Astray()), place.num_steps)
 
     def close(self) -> None:
         """Give up what is still on its way; threads end when their present call does."""

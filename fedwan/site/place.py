@@ -252,22 +252,24 @@ class Place:
 
     def catch_up(self) -> wire.DownloadHeader:
         """The last round's steps are taken again: the present global weights are its update."""
-        self.is_behind = False
         (version,) = self.versions
         header = self._follow([version + 1], [version])
+        self.is_behind = False
         if not header.merged_into:  # the coordinator is new, too: it had waited for this site
             header.merged_from, header.merged_into = self.versions[0] - 1, self.versions[0]
         return header
 
     def start_over(
-        self, is_refused: bool, held: Sequence[int], unpaid: Mapping[int, tuple[int, State]]
+        self, is_refused: bool, held: Sequence[int | None], unpaid: Mapping[int, tuple[int, State]]
     ) -> None:
         """Take the global weights; without what error feedback owes, if that was refused.
 
-        `held`: the versions of those that this site has. `unpaid`: by fragment, the version of a
-        contribution that came too late, and what it was to pay.
+        `held`: the versions of those that this site has, if it knows. `unpaid`: by fragment, the
+        version of a contribution that came too late, and what it was to pay. Where the coordinator
+        is lost meanwhile, nothing is done yet that cannot be done again.
         """
-        header, outer = self._follow(held, held) if self.follows else self._fetch(""), None
+        versions = [version or 0 for version in held]
+        header, outer = self._follow(versions, held) if self.follows else self._fetch(""), None
         if self.is_mirrored:
             outer, header = self._mirror(header)
         self.replica.adopt()
@@ -396,16 +398,17 @@ class Place:
                 self.keep(fragment)
         return header
 
-    def go_back(self, held: Sequence[int], versions: Sequence[int]) -> list[int]:
+    def go_back(self, held: Sequence[int | None], versions: Sequence[int]) -> list[int | None]:
         """Versions may be taken back: have the global weights of these, as far as they were kept.
 
-        The versions of those that this site has then.
+        The versions of those that this site has then, if it knows.
         """
         self.durable_version = 0
         self.checkpoints.begin_anew()
         now = list(held)
         for fragment, version in zip(self.fragments, versions, strict=True):
-            if self.follows and version < now[fragment.index]:
+            had = now[fragment.index]
+            if self.follows and (had is None or version < had):
                 self.checkpoints.await_global(fragment)
                 if self.checkpoints.load_global(fragment, version):
                     now[fragment.index] = version

@@ -18,7 +18,7 @@ from fedwan.errors import JOIN_FIRST, PayloadError, SessionLost
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.site.checkpoint import Residuals
-from fedwan.site.exchange import Exchange, _Flight
+from fedwan.site.exchange import Exchange, _Flight, _Refused
 from fedwan.site.group import Group
 from fedwan.site.meter import Work
 from fedwan.site.replica import Replica
@@ -71,9 +71,11 @@ def test_what_is_a_sites_own_is_put_back_after_an_overflow(tmp_path: Path) -> No
     assert all(bool(value.isfinite().all()) for value in nets[0].parameters())
 
 
-@pytest.mark.parametrize(("present", "starts_over"), [(3, False), (4, True)])
+@pytest.mark.parametrize(
+    ("present", "must", "starts_over"), [(3, False, False), (4, False, True), (3, True, True)]
+)
 def test_what_is_sent_again_is_of_the_weights_that_the_site_has_still(
-    present: int, starts_over: bool
+    present: int, must: bool, starts_over: bool
 ) -> None:
     """At a pace of its own it follows others' updates while its contribution is on its way."""
     exchange = object.__new__(Exchange)
@@ -92,9 +94,47 @@ def test_what_is_sent_again_is_of_the_weights_that_the_site_has_still(
         _residuals=owed,
         _join_anew=lambda is_bound: [present],
     )
-    versions = exchange._rejoin(SessionLost(f"site 's1' has not joined; {JOIN_FIRST}"))
+    versions = exchange._rejoin(SessionLost(f"site 's1' has not joined; {JOIN_FIRST}"), must)
     assert versions == ([present] if starts_over else [])
     assert (owed.of(fragment) == {}) == starts_over, "what was owed before it left is owed again"
+
+
+def test_a_coordinator_that_is_lost_while_a_site_starts_over_is_joined_again() -> None:
+    lost, told = SessionLost(f"site 's1' has not joined; {JOIN_FIRST}"), []
+
+    def start_over(is_refused: bool, held: list[int | None], unpaid: object) -> None:
+        told.append((is_refused, held))
+        if len(told) < 3:
+            raise lost
+
+    exchange = object.__new__(Exchange)
+    place = SimpleNamespace(
+        is_behind=False,
+        versions=[4],
+        keeps_pace=True,
+        run_step=8,
+        start_over=start_over,
+        go_back=lambda held, versions: held,
+        checkpoints=SimpleNamespace(drop=lambda version: None),
+    )
+    policy = SimpleNamespace(leaves_behind=False)
+    vars(exchange).update(
+        _place=place,
+        _strategy=SimpleNamespace(policy=policy),
+        _flights={},
+        _in_vain=threading.Event(),
+        _group=Group(),
+        _tau=0,
+        _rejections=0,
+        _join_anew=lambda is_bound: [4],
+    )
+
+    def refused() -> None:
+        raise _Refused("not finite")
+
+    assert exchange._try(refused, 9) == 8
+    assert told == [(True, [4]), (True, [None]), (True, [None])]
+    assert exchange._rejections == 1, "one refusal, whatever became of the coordinator"
 
 
 def test_what_half_precision_rounds_away_as_an_update_lands_is_no_step_of_the_site() -> None:
