@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, Self
 
@@ -13,6 +15,11 @@ from fedwan.errors import STOPPED
 from fedwan.output.records import EventRecord, Record, RoundRecord, finite, to_record
 
 _log = logging.getLogger(__name__)
+
+_OFTEN = 3
+"""Processes of a site, one after the other, ..."""
+_SOON = 10
+"""... within so many versions, for which something ends them."""
 
 
 class Finding(NamedTuple):
@@ -128,11 +135,20 @@ class Doctor:
             return []
 
 
+def _ends_often(site: str | None, version: int, last: str) -> Finding:
+    error = last.partition("; ")[2]
+    why = f"it was started again {_OFTEN} times within {_SOON} versions"
+    mend = "see in its log what ends it; of two services with one certificate end one"
+    return Finding("ends_often", site, None, version, f"{why}{error and ': '}{error}", mend)
+
+
 def diagnose(records: Iterable[Record]) -> Iterator[Finding]:
     """What a run's coordinator found and refused, each thing once, and what ended it."""
     told, here = set[tuple[Any, ...]](), set[str | None]()
     at_door: dict[str | None, Finding] = {}
     """Of no interest once the site is let in."""
+    begun: dict[str | None, deque[int]] = defaultdict(partial(deque, maxlen=_OFTEN))
+    """By site, the versions at which its latest processes began."""
     stopped, version = "", 0
     for record in records:
         if isinstance(record, RoundRecord):
@@ -143,9 +159,14 @@ def diagnose(records: Iterable[Record]) -> Iterator[Finding]:
         if event in ("stopped", "listening"):
             stopped = record.text if event == "stopped" else ""
             here.clear()
+            begun.clear()  # who lives through the coordinator's restart joins anew as well
         elif event in ("join", "rejoin", "back"):
             here.add(site)
             at_door.pop(site, None)
+            if event == "rejoin":
+                begun[site].append(version)
+                if len(begun[site]) == _OFTEN and version - begun[site][0] <= _SOON:
+                    found = _ends_often(site, version, record.text)
         elif event == "lost":
             here.discard(site)
         elif event == "finding":

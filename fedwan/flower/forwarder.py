@@ -69,7 +69,7 @@ class Forwarder(Relay):
                     "the coordinator's SuperLink is a new one, or another has this identity"
                 )
                 if (text := bytes(answer.body).decode(errors="replace").strip()).endswith(REPLACED):
-                    self._tell("", f"{text}; end the other service that has this certificate")
+                    self._tell("", text)
             if path == _GET_FAB and is_good:
                 try:
                     await asyncio.to_thread(check_bundle, bytes(answer.body), self._bundles)

@@ -46,7 +46,7 @@ _HANDSHAKE_S = 10.0
 _FOREIGN = (7, 18, 19, 20, 21)
 _CALL = re.compile(rb"/v1/fleet/[a-z]+(-[a-z]+)*")
 _REFUSED = "fedwan-refused"
-REPLACED = "has taken the place of this one"
+REPLACED = "has taken the place of this one; end one of the two services with this certificate"
 """Ends what a SuperNode is told after which another one came with its certificate."""
 _RENEW_S = 2.0
 _LATE_S = 0.1

@@ -96,6 +96,27 @@ def test_a_site_that_was_refused_and_then_let_in_is_not_told_of() -> None:
     assert [found.site for found in diagnose([*refused, back])] == ["s2", "s3", "s4"]
 
 
+@pytest.mark.parametrize(
+    ("versions", "is_told"),
+    [([2, 2, 4], True), ([2, 8, 20], False), ([2, 2, None, 4], False)],
+    ids=["soon", "over weeks", "the coordinator was started again"],
+)
+def test_a_site_whose_processes_end_again_and_again_is_told_of_once(
+    versions: list[int | None], is_told: bool
+) -> None:
+    error = "s1 rejoined at version 2; at step 8: CUDA out of memory"
+    records = [EventRecord(0.0, "join", "s1", "s1 joined")]
+    for version in versions:
+        if version is None:
+            records.append(EventRecord(0.0, "listening", None, ""))
+            continue
+        records += [healthy(version, "s1"), EventRecord(0.0, "rejoin", "s1", error)]
+    records.append(EventRecord(0.0, "rejoin", "s1", error)) if is_told else None
+    found = list(diagnose(records))
+    assert [f.kind for f in found] == ["ends_often"] * is_told
+    assert all("CUDA out of memory" in f.why for f in found)
+
+
 def rows(version: int) -> list[dict[str, object]]:
     bend = at("s2", figures(x_low=0.0, x_high=255.0))
     found = [asdict(bend(healthy(version, site))) for site in SITES]

@@ -81,6 +81,6 @@ def test_the_front_door_holds_a_certificate_to_one_supernode_and_tells_the_other
             assert [call(here, REGISTER, "new"), call(here, PULL, "old")] == [200, 401]
     assert len(superlink.requests) == 4
     told = "a later SuperNode of site s1, at 127.0.0.1, has taken the place of this one"
+    told += "; end one of the two services with this certificate"
     assert f"site s1 at 127.0.0.1 refused: {told}" in caplog.text
-    told += "; end the other service that has this certificate"
     assert [r.levelname for r in caplog.records if r.getMessage() == told] == ["WARNING"]
