@@ -90,7 +90,7 @@ def greeting(ticket: dict[str, Any]) -> tuple[wire.Hello, Replica]:
 def take_part(folder: Path, name: str) -> dict[str, Any]:
     """Be a site; the hash of the weights that it ended with, and what it held between steps."""
     from fedwan.site import recipe
-    from fedwan.site.assignment import VARIABLE, Assignment
+    from fedwan.site.assignment import VARIABLE, Assignment, machine
     from fedwan.site.group import open_group
     from fedwan.site.joining import given_membership
     from fedwan.site.site import Site
@@ -109,6 +109,7 @@ def take_part(folder: Path, name: str) -> dict[str, Any]:
         data_path="",
         show_samples=True,
         parent=os.getppid(),
+        machine=machine(),
     ).write(path)
     os.environ[VARIABLE] = str(path)
     stay, ended = Site._stay, dict[str, Any]()

@@ -29,6 +29,7 @@ from fedwan.site.assignment import (
     VARIABLE,
     Assignment,
     drop_meeting,
+    machine,
     newest_version,
     read_outcome,
     welcomed_by,
@@ -86,6 +87,7 @@ def train(ticket: Ticket, site: SiteFile, tell: Callable[[str, str, str], None])
             data_path=site.data.path,
             show_samples=site.data.show_samples,
             parent=os.getpid(),
+            machine=machine(),
             error=str(error),
         )
         assignment.write(path)

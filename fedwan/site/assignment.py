@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -60,7 +61,9 @@ class Assignment:
     show_samples: bool
     """Whether samples made of the site's own inputs may leave it; for no run to say."""
     parent: int
-    """Process that started the script, and with which it ends."""
+    """Process that started the script, and with which it ends on the same machine."""
+    machine: str
+    """Where that process is."""
     error: str = ""
     """How the script's start before this one ended."""
 
@@ -93,7 +96,8 @@ class Assignment:
         except (OSError, ValueError, TypeError) as error:
             raise UserError(
                 f"{VARIABLE} = {text!r} is no assignment ({error}); unset it to train alone, or "
-                "start the script with `fedwan launch` or a site's `command`"
+                "start the script with `fedwan launch` or a site's `command`; where a site has "
+                "several machines, its `dir` is one folder that all of them share"
             ) from None
         path = Path(text)
         with on_disk(path.parent):
@@ -206,6 +210,15 @@ def read_outcome(path: Path) -> tuple[Outcome | None, bool]:
 def newest_version(checkpoints: Path) -> int:
     """Of the files `site-VERSION.safetensors`; -1 if there is none."""
     return max((int(path.name[5:13]) for path in checkpoints.glob("site-????????.*")), default=-1)
+
+
+def machine() -> str:
+    """This machine since its last start, and within it, as in a container, these process ids."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # not Linux
+        return socket.gethostname()
 
 
 def end_with(parent: int) -> None:

@@ -33,7 +33,7 @@ from fedwan.memory import tune_allocator
 from fedwan.names import nearest
 from fedwan.rng import derive_seed, seed_all
 from fedwan.site.alone import Alone
-from fedwan.site.assignment import Assignment, Outcome, end_with
+from fedwan.site.assignment import Assignment, Outcome, end_with, machine
 from fedwan.site.checkpoint import Stateful
 from fedwan.site.group import has_group, open_group
 from fedwan.site.script import ONCE, Script
@@ -175,7 +175,8 @@ def given_membership() -> Membership | None:
         )
     if (assignment := Assignment.given()) is None:
         return None
-    end_with(assignment.parent)
+    if assignment.machine == machine():  # elsewhere what started its processes ends them
+        end_with(assignment.parent)
     if not (logger := logging.getLogger("fedwan")).hasHandlers():  # a script has set up none
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

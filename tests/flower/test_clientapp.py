@@ -177,7 +177,9 @@ def test_the_first_word_is_heard_without_hard_links_and_after_a_killed_script_s_
     path.with_name("outcome.tmp").write_text('{"err')
     Outcome.leave(ValueError("early"), 3)
     assert not Outcome.is_left() and read_outcome(path) == (None, False)
-    assignment = Assignment("a:1", "run", "{}", "s1", "pki", str(tmp_path), "", False, os.getpid())
+    assignment = Assignment(
+        "a:1", "run", "{}", "s1", "pki", str(tmp_path), "", False, os.getpid(), ""
+    )
     assignment.write(path)
     Outcome.leave(ValueError("first"), 3)
     Outcome.leave(None, 8)

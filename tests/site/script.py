@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from fedwan.site import assignment
 from tests.site.support import take_steps
 
 
@@ -20,8 +21,13 @@ def main(way: str = "", blocks: str = "") -> None:
     rank = torch.distributed.get_rank() if is_pair else 0
     calls = [0]
 
+    if way == "two_machines":
+        assignment.ORPHAN_GRACE_S = 0.0
+
     def misbehave(*_: object) -> None:
         calls[0] += 1
+        if calls[0] == 2 and way == "two_machines":
+            time.sleep(1.5)  # in which a process ends whose service is gone
         if calls[0] == 6 and way == "rank_0_dies" and rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         if calls[0] == 2 and way == "rank_1_fails" and rank == 1:

@@ -31,7 +31,7 @@ from fedwan.link.server import DataPlane
 from fedwan.link.tls import Identity
 from fedwan.rng import seeded_init
 from fedwan.simulation import RUN_ID, simulate
-from fedwan.site.assignment import VARIABLE, Assignment, drop_meeting
+from fedwan.site.assignment import VARIABLE, Assignment, drop_meeting, machine
 from fedwan.site.group import Group
 from fedwan.site.joining import as_member
 from fedwan.site.script import Script
@@ -276,12 +276,15 @@ class Served:
         """The site's script, by this Python."""
         Assignment(
             *(self.address, "run-1", to_json(self.config), "s1", str(self.identities / "s1")),
-            *(str(self.folder / "s1"), "", False, os.getpid()),
+            *(str(self.folder / "s1"), "", False, os.getpid(), machine()),
         ).write(self.assignment)
+        return self.also(sys.executable, *argv)
+
+    def also(self, *words: object) -> subprocess.Popen[bytes]:
+        """Another process of the script that was started last."""
         env = os.environ | {VARIABLE: str(self.assignment), "PYTHONPATH": str(ROOT)}
-        words = [sys.executable, *map(str, argv)]
         with self.stderr.open("ab") as stderr:
-            return subprocess.Popen(words, cwd=ROOT, env=env, stderr=stderr)
+            return subprocess.Popen(list(map(str, words)), cwd=ROOT, env=env, stderr=stderr)
 
 
 # Processes ---------------------------------------------------------------------------------------

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -37,6 +39,7 @@ from fedwan.site.replica import Replica
 from fedwan.site.site import Membership, Site
 from fedwan.site.stub import CoordinatorStub
 from fedwan.state import State, hash_state, spectral_norms
+from tests.flower.fleet import free_port
 from tests.site.support import (
     CUTS,
     SCRIPT,
@@ -310,6 +313,28 @@ def test_a_rank_that_is_killed_or_fails_ends_the_others_and_the_next_start_ends_
     assert has_joined and outcome is not None and not outcome.error
     assert served.run.site_sha256() == {"s1": served.sha256}
     assert undisturbed.sha256 == {served.sha256}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a namespace of process ids")
+def test_a_site_of_two_machines_trains_as_one_of_two_processes(
+    pair: Processes, identities: Path, tmp_path: Path
+) -> None:
+    """On the second machine the service's process is not to be seen."""
+    config = asked("h=2", "round.patience_s=150")
+    alike, _ = pair.run(at_site, config, tmp_path / "pair", partial(take_steps, "fsdp"))
+    served = Served(config, tmp_path / "run", identities)
+    elsewhere = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable)
+
+    def node(rank: int) -> tuple[object, ...]:
+        words = ("--nnodes", "2", "--node-rank", rank, "--nproc-per-node", "1")
+        meeting = ("--master-addr", "127.0.0.1", "--master-port", port)
+        return ("-m", "torch.distributed.run", *words, *meeting, SCRIPT, "two_machines")
+
+    port = free_port()
+    with served.serving():
+        nodes = [served.start(*node(0)), served.also(*elsewhere, *node(1))]
+        assert [each.wait(120) for each in nodes] == [0, 0], served.stderr.read_text()
+    assert alike.sha256 == {served.sha256}
 
 
 # Recipes ------------------------------------------------------------------------------------------
