@@ -114,7 +114,8 @@ class _Supervisor:
         elif status.outcome == "stopped":
             _log.info("%s has stopped: %s", run, status.text)
         elif status.is_behind:
-            _log.info("the coordinator was started again; joining %s anew", run)
+            anew = f"joining {run} anew" if status.run else "asking for another ticket"
+            _log.info("the coordinator was started again; %s", anew)
         elif status.text:
             seen = "" if str(self._log) in status.text else f" (log {self._log})"
             _log.warning("%s: %s%s", run, status.text, seen)

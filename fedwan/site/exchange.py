@@ -305,7 +305,9 @@ class Exchange:
         # Who has followed updates since a contribution left has another Δ by now.
         is_alike = all(f.version == place.versions[f.fragment.index] for f in flights)
         is_lost = must_start_over or not is_alike or (self._tau and flights)
-        if versions == place.versions and not is_lost:
+        is_same = versions == place.versions and not is_lost
+        # Others may have made a version of that number once more, without this site.
+        if is_same and (not can_start_over or place.holds_present()):
             for flight in flights:
                 if flight.sent is not None:
                     self._residuals.settle(flight.fragment, flight.version, flight.paid)
@@ -313,7 +315,7 @@ class Exchange:
             return []
         if not versions:
             raise lost
-        return versions
+        return list(place.versions) if is_same else versions
 
     # Departure -----------------------------------------------------------------------------
 

@@ -182,6 +182,11 @@ class Place:
         self.note(header)
         return header
 
+    def holds_present(self) -> bool:
+        """Whether its global weights are the present ones, which it has afterwards."""
+        header = self._fetch(self.replica.held_sha256(self.fragments))
+        return header.status == wire.DownloadHeader.HELD
+
     def keep(self, fragment: Fragment) -> None:
         """Write the global weights that a fragment has now, for a successor."""
         if self.follows:

@@ -334,18 +334,22 @@ class Site:
 
     def _stay(self) -> None:
         """Answer the coordinator until it says stop; then say farewell."""
-        self.global_sha256 = sha256 = self.replica.global_sha256(of_steps=self._place.is_mirrored)
-        version = self._place.versions[0]
+        self._note_end()
         with self.meter.waiting():
             while not self._is_stopped:
                 try:
-                    if not self._listen(wait_s=HEARTBEAT_S) and self._stub.is_over(version):
+                    is_stopped = self._listen(wait_s=HEARTBEAT_S)
+                    if not is_stopped and self._stub.is_over(self._place.versions[0]):
                         break
                 except SessionLost as error:
                     if self._exchange.rejoin(error, self.step) < self.step:
                         raise  # a script that is through takes no step again
+                    self._note_end()
         work = self.meter.work(self.step, Work(0, 0))
-        self._leave(wire.Farewell(global_sha256=sha256, work=work))
+        self._leave(wire.Farewell(global_sha256=self.global_sha256, work=work))
+
+    def _note_end(self) -> None:
+        self.global_sha256 = self.replica.global_sha256(of_steps=self._place.is_mirrored)
 
     def _leave(self, farewell: wire.Farewell) -> None:
         try:

@@ -72,10 +72,16 @@ def test_what_is_a_sites_own_is_put_back_after_an_overflow(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("present", "must", "starts_over"), [(3, False, False), (4, False, True), (3, True, True)]
+    ("present", "must", "is_made_anew", "starts_over"),
+    [
+        (3, False, False, False),
+        (4, False, False, True),
+        (3, True, False, True),
+        (3, False, True, True),
+    ],
 )
 def test_what_is_sent_again_is_of_the_weights_that_the_site_has_still(
-    present: int, must: bool, starts_over: bool
+    present: int, must: bool, is_made_anew: bool, starts_over: bool
 ) -> None:
     """At a pace of its own it follows others' updates while its contribution is on its way."""
     exchange = object.__new__(Exchange)
@@ -85,7 +91,12 @@ def test_what_is_sent_again_is_of_the_weights_that_the_site_has_still(
     flight.sent, flight.paid = ({}, {}), {"net/w": torch.ones(2)}
     policy = SimpleNamespace(leaves_behind=False)
     vars(exchange).update(
-        _place=SimpleNamespace(is_behind=False, versions=[present], keeps_pace=True),
+        _place=SimpleNamespace(
+            is_behind=False,
+            versions=[present],
+            keeps_pace=True,
+            holds_present=lambda: not is_made_anew,
+        ),
         _strategy=SimpleNamespace(policy=policy),
         _flights={0: flight},
         _in_vain=threading.Event(),
