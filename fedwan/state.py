@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from functools import partial
@@ -312,14 +312,14 @@ def write_tensors(
     said = json.dumps(meta, sort_keys=True)
 
     def write(file: BinaryIO) -> None:
-        checksums = dict.fromkeys(in_order, _NO_CHECKSUM)
-        file.write(_header(rows, said, checksums))
+        sums = dict.fromkeys(in_order, _NO_CHECKSUM)
+        file.write(_header(rows, said, sums))
         for name in in_order:
             data = tensor_bytes(state[name])
-            checksums[name] = _checksum(_described(name, state[name]), data)
+            sums[name] = _checksum(_described(name, state[name]), data)
             file.write(data)
         file.seek(0)
-        file.write(_header(rows, said, checksums))
+        file.write(_header(rows, said, sums))
 
     write_atomically(path, write, previous, num_bytes=end, check=check)
 
@@ -338,6 +338,11 @@ def _described(name: str, value: Tensor) -> bytes:
     return f"{name}|{value.dtype}|{tuple(value.shape)}|".encode()
 
 
+def checksums(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Of each tensor's name, type, shape and bytes, 64 bits in hex; 0.1 s a GB on a CPU."""
+    return {n: _checksum(_described(n, v), tensor_bytes(v)) for n, v in state.items()}
+
+
 def _header(rows: Mapping[str, Any], said: str, checksums: Mapping[str, str]) -> bytes:
     """As long whatever the checksums are."""
     sums = json.dumps(checksums, separators=(",", ":"))
@@ -351,29 +356,36 @@ def _header(rows: Mapping[str, Any], said: str, checksums: Mapping[str, str]) ->
     return len(table).to_bytes(8, "little") + table
 
 
-def read_tensors(path: Path, prefix: str = "") -> tuple[State, dict[str, Any]]:
-    """Read what `write_tensors` wrote; tensors whose names begin with a prefix.
+def read_tensors(
+    path: Path, prefix: str = "", names: Collection[str] | None = None
+) -> tuple[State, dict[str, Any]]:
+    """Read what `write_tensors` wrote; tensors whose names begin with a prefix, or these names.
 
     Raises:
         CheckpointError: the file is missing, truncated, damaged, or not one of fedwan's.
     """
     state: State = {}
-    meta = _read(path, state.__setitem__, prefix)
+    is_wanted = names.__contains__ if names is not None else lambda name: name.startswith(prefix)
+    meta = _read(path, state.__setitem__, is_wanted)
+    if lacking := set(names or ()) - state.keys():
+        raise CheckpointError(f"checkpoint {path} lacks {min(lacking)!r}; restore it from a copy")
     return state, meta
 
 
 def check_tensors(path: Path) -> None:
     """Read a file to its end and keep nothing; raises as `read_tensors` does."""
-    _read(path, lambda name, value: None)
+    _read(path, lambda name, value: None, lambda name: True)
 
 
 def read_tensors_meta(path: Path) -> dict[str, Any]:
     """The `meta` alone, as `read_tensors` reads it."""
-    return _read(path, None)
+    return _read(path, lambda name, value: None, lambda name: False)
 
 
 def _read(
-    path: Path, take: Callable[[str, Tensor], None] | None, prefix: str = ""
+    path: Path,
+    take: Callable[[str, Tensor], None],
+    is_wanted: Callable[[str], bool],
 ) -> dict[str, Any]:
     try:
         with safetensors.safe_open(path, framework="pt", device="cpu") as file:
@@ -386,11 +398,10 @@ def _read(
                 or names != checksums.keys()
             ):
                 raise ValueError("its header is damaged")
-            for name in sorted(n for n in names if n.startswith(prefix)) if take else ():
+            for name in sorted(filter(is_wanted, names)):
                 value = file.get_tensor(name)
                 if _checksum(_described(name, value), tensor_bytes(value)) != checksums[name]:
                     raise ValueError(f"tensor {name!r} is damaged")
-                assert take is not None
                 take(name, value)
             meta: dict[str, Any] = json.loads(said)
             return meta

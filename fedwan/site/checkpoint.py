@@ -16,13 +16,15 @@ Where sites move their weights by updates, each fragment's global weights of its
 are kept as well, written beside the steps. So who comes back fetches at most the updates that it
 has missed.
 
-Each process of a site writes its own file, with its own pieces; a version counts once all have one.
+Each process of a site writes a file of its own: rank 0 all that it has, the others what they have
+otherwise, such as their pieces and generators. A version counts once all have one, of one start.
 Who joins claims the folder: a process that another one has replaced, and that does not know it yet,
 writes and deletes no checkpoint there any more.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import logging
@@ -44,13 +46,14 @@ from fedwan.files import replace_text
 from fedwan.fragments import Fragment
 from fedwan.rng import lending
 from fedwan.site.background import await_queue, background_threads, queued_until_now
-from fedwan.site.group import local
+from fedwan.site.group import is_cut, local
 from fedwan.site.meter import Work
 from fedwan.site.replica import Replica
 from fedwan.state import (
     State,
     add_prefix,
     check_tensors,
+    checksums,
     read_tensors,
     read_tensors_meta,
     select_prefix,
@@ -61,6 +64,8 @@ from fedwan.state import (
 log = logging.getLogger(__name__)
 
 _SITE, _START, _GLOBAL = "site", "start", "global"
+_ENDING = ".safetensors"
+"""Of rank 0's files."""
 _GROUPS = "an optimiser's param_groups"
 
 
@@ -168,7 +173,7 @@ class SiteCheckpoints:
         self._replica = replica
         self._hook_state = hook_state
         self._state = state
-        self._ending = ".safetensors" if group.rank == 0 else f".rank{group.rank}.safetensors"
+        self._ending = f".rank{group.rank}{_ENDING}" if group.rank else _ENDING
         self._claim = folder / f"session{group.rank or ''}"
         self._is_beside = is_beside
         self._writer = background_threads(1, "checkpoint", replica.device)
@@ -193,19 +198,24 @@ class SiteCheckpoints:
         return sorted(self._common(_SITE))
 
     def _common(self, kind: str) -> set[int]:
-        own = self._group.collect(self._own_versions(kind))
+        found = {}
+        for version in self._own_versions(kind):
+            with suppress(CheckpointError):  # another process of this site has deleted it
+                found[version] = read_tensors_meta(self._path(version, kind))
 
         def check() -> None:
-            path, size = self._path(max(own[0]), kind), self._group.size
-            if (num := read_tensors_meta(path).get("processes")) != size:
+            newest, size = max(found), self._group.size
+            if (num := found[newest].get("processes")) != size:
                 raise UserError(
-                    f"checkpoint {path} is of {num} processes, this site has {size}; start as "
-                    "many, or move the folder away"
+                    f"checkpoint {self._path(newest, kind)} is of {num} processes, this site has "
+                    f"{size}; start as many, or move the folder away"
                 )
 
-        if own[0]:
+        if self._group.lead(lambda: bool(found)):
             self._group.lead(check)
-        return set.intersection(*own)
+        # Of one start of the site: what rank 0 has written goes with what the others have not.
+        own = self._group.collect({(v, meta["session"]) for v, meta in found.items()})
+        return {version for version, _ in set.intersection(*own)}
 
     def starts(self) -> set[int]:
         """Versions that all processes have a start of, see `save_start`; collective."""
@@ -229,8 +239,10 @@ class SiteCheckpoints:
     def keep_global(self, fragment: Fragment, version: int) -> None:
         """Write a fragment's global weights, which must not change before `await_global`."""
         if version % self._every == 0:
-            base = {name: local(self._replica.base[name]) for name in fragment.layout}
+            base = {n: local(self._replica.base[n]) for n in self._own_base(fragment)}
             self.await_global(fragment)
+            if not base:
+                return
             kind, queued = f"{_GLOBAL}-{fragment.index}", queued_until_now(self._replica.device)
 
             def write() -> None:
@@ -247,16 +259,27 @@ class SiteCheckpoints:
         if (keeping := self._keeping.pop(fragment.index, None)) is not None:
             keeping.result()
 
+    def _own_base(self, fragment: Fragment) -> list[str]:
+        """Of its global weights, those that this process writes: its pieces, or rank 0 all."""
+        rank, base = self._group.rank, self._replica.base
+        return [name for name in fragment.layout if not rank or is_cut(base[name])]
+
     def kept_global(self, fragment: Fragment) -> list[int]:
         """Versions of a fragment's global weights that all processes have kept, newest first."""
-        kept = self._group.collect(self._own_versions(f"{_GLOBAL}-{fragment.index}"))
+        kind = f"{_GLOBAL}-{fragment.index}"
+        own = self._own_versions(kind) if self._own_base(fragment) else None
+        kept = [versions for versions in self._group.collect(own) if versions is not None]
         return sorted(set.intersection(*kept), reverse=True)
 
     def load_global(self, fragment: Fragment, version: int) -> bool:
         """Have a fragment's global weights, if all processes have kept them; collective."""
-        tensors: State = {}
+        tensors, kind = State(), f"{_GLOBAL}-{fragment.index}"
+        own = self._own_base(fragment)
         with suppress(CheckpointError):  # missing or damaged: they can be had from the coordinator
-            tensors, _ = read_tensors(self._path(version, f"{_GLOBAL}-{fragment.index}"))
+            tensors = read_tensors(self._path(version, kind))[0] if own else {}
+            if theirs := fragment.layout.keys() - own:
+                first = self._path(version, kind, of_first=True)
+                tensors |= read_tensors(first, names=theirs)[0]
         if not all(self._group.collect(tensors.keys() == fragment.layout.keys())):
             return False
         for name, value in tensors.items():
@@ -268,8 +291,16 @@ class SiteCheckpoints:
         names = [path.name for path in self._folder.glob(f"{kind}-*{self._ending}")]
         return {int(n[start:end]) for n in names if n[end:] == self._ending}
 
-    def _path(self, version: int, kind: str = _SITE) -> Path:
-        return self._folder / f"{kind}-{version:08d}{self._ending}"
+    def _path(self, version: int, kind: str = _SITE, *, of_first: bool = False) -> Path:
+        return self._folder / f"{kind}-{version:08d}{_ENDING if of_first else self._ending}"
+
+    def _read(self, path: Path, prefix: str = "") -> tuple[State, dict[str, Any]]:
+        """A checkpoint of this process, with what rank 0 has written for it."""
+        tensors, meta = read_tensors(path, prefix)
+        if theirs := {name for name in meta["shared"] if name.startswith(prefix)}:
+            first = path.with_name(path.name.removesuffix(self._ending) + _ENDING)
+            tensors |= read_tensors(first, names=theirs)[0]
+        return tensors, meta
 
     def save(self, version: int, durable_version: int, ledger: Ledger) -> None:
         """Write the checkpoint that completed steps lead to, if one is due by `every`.
@@ -295,14 +326,14 @@ class SiteCheckpoints:
         if not self._is_beside:  # who loses this checkpoint goes back to the weights before it
             for keeping in self._keeping.values():
                 keeping.result()
-        if self._group.size > 1:
-            self._group.agree("weights", self._replica.same_sha256())
         inner = self._replica.inner
         moving = (
             add_prefix("model", self._replica.pieces())
             | add_prefix("optimizer", {n: local(v) for n, v in inner.state().items()})
             | add_prefix("hook", self._hook_state)
         )
+        shared = self._shared(moving)
+        moving = {name: value for name, value in moving.items() if name not in shared}
         # Where nothing was sent since, both are the same tensors: written once.
         owed = {n: v for n, v in ledger.owed.items() if v is not ledger.residual.get(n)}
         # Made anew each time: these need no copy.
@@ -314,7 +345,8 @@ class SiteCheckpoints:
             | {f"state:{n}": pack(f"state[{n!r}]", s.state_dict()) for n, s in self._state.items()}
         )
         work, size = ledger.work._asdict(), self._group.size
-        meta = {"version": version, "versions": ledger.versions, "processes": size, **work}
+        told = {"processes": size, "session": self._session, "shared": sorted(shared)}
+        meta = {"version": version, "versions": ledger.versions, **told, **work}
         if self._is_beside:
             moving = self._copied(moving)
         queued = queued_until_now(self._replica.device)
@@ -334,6 +366,19 @@ class SiteCheckpoints:
             self._writing = self._writer.submit(write)
         else:
             write()
+
+    def _shared(self, moving: State) -> set[str]:
+        """What this process has alike with rank 0, which writes it; collective.
+
+        A `UserError` where processes differ in weights that they must have alike.
+        """
+        if self._group.size == 1:
+            return set()
+        own = checksums(moving)
+        alike = "".join(own[f"model:{name}"] for name in self._replica.alike())
+        self._group.agree("weights", hashlib.sha256(alike.encode()).hexdigest())
+        firsts = self._group.lead(lambda: own)
+        return {n for n, sum_ in own.items() if self._group.rank and firsts.get(n) == sum_}
 
     def _copied(self, moving: State) -> State:
         """As it stands, in the memory of the copy before; from a GPU, once its queue is done."""
@@ -379,7 +424,7 @@ class SiteCheckpoints:
         """
         for version in self.versions()[-1:]:
             with suppress(CheckpointError):  # damaged: what there is stays
-                tensors, _ = read_tensors(self._path(version), "model:")
+                tensors, _ = self._read(self._path(version), "model:")
                 self._replica.load_pieces(select_prefix("model", tensors), with_model=False)
 
     def load(self, version: int, with_model: bool, is_start: bool) -> Ledger:
@@ -391,7 +436,7 @@ class SiteCheckpoints:
         began, path = time.monotonic(), self._path(version, _START if is_start else _SITE)
         if not path.exists():
             raise SessionLost(f"{path} is gone: another process of this site goes on in its folder")
-        tensors, meta = read_tensors(path)
+        tensors, meta = self._read(path)
         replica = self._replica
         replica.load_pieces(select_prefix("model", tensors), with_model=with_model)
         replica.load_optimizers(select_prefix("optimizer", tensors))

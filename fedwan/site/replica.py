@@ -223,9 +223,8 @@ class Replica:
 
     def gradients(self, fragment: Fragment) -> Mapping[str, Tensor]:
         """Gradients of parameters (zero where there is none), local values for the rest."""
-        if self.group.size > 1:  # as `same_sha256`: of others nobody would hear
-            alike = [n for n, v in self.live.items() if self._is_parameter(n) and not is_cut(v)]
-            self.group.agree("gradients", hash_state(OnDemand(alike, self._gradient_of)))
+        if self.group.size > 1:  # of others nobody would hear
+            self.group.agree("gradients", hash_state(OnDemand(self.alike(), self._gradient_of)))
         return self._gathered(fragment.layout, self._gradient_of)
 
     def whole_base(self) -> Mapping[str, Tensor]:
@@ -401,10 +400,9 @@ class Replica:
         """`hash_state` of a fragment's global weights; collective, 1 s a GB."""
         return self._hash({name: self.base[name] for name in fragment.layout})
 
-    def same_sha256(self) -> str:
-        """Hash of what every process of the site must have alike: parameters that are not cut."""
-        alike = [n for n, v in self.live.items() if self._is_parameter(n) and not is_cut(v)]
-        return hash_state({name: self.live[name] for name in alike})
+    def alike(self) -> list[str]:
+        """What every process of the site must have alike: parameters that are not cut."""
+        return [n for n, v in self.live.items() if self._is_parameter(n) and not is_cut(v)]
 
     @contextmanager
     def showing(self, weights: Mapping[str, Tensor] | None) -> Iterator[None]:

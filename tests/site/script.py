@@ -1,4 +1,4 @@
-"""A site's script that goes wrong in a way: `script.py [WAY]` under torchrun, or `SITE FILE`."""
+"""A site's script that goes wrong: `script.py [WAY] [CUT]` under torchrun, or `SITE FILE`."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ def main(way: str = "", blocks: str = "") -> None:
     def keep(network: nn.Module) -> None:
         network.register_forward_pre_hook(misbehave)
 
-    take_steps("fsdp" if is_pair else "plain", keep=keep)
+    take_steps((blocks or "fsdp") if is_pair else "plain", keep=keep)
     if is_pair:
         torch.distributed.destroy_process_group()
 

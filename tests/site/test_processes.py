@@ -291,24 +291,46 @@ def test_a_checkpoint_of_two_processes_is_refused_by_another_number(
         apart(tmp_path, "strategy=diloco")
 
 
+def wide(way: str) -> Ended:
+    return take_steps(way, runs=cut(network(depth=DEPTH, width=WIDE), way))
+
+
+@pytest.mark.parametrize(("way", "least", "most"), [("ddp", 0.0, 0.05), ("fsdp", 0.9, 1.1)])
+def test_what_processes_have_alike_is_written_once(
+    way: str, least: float, most: float, pair: Processes, tmp_path: Path
+) -> None:
+    together(pair, tmp_path, "strategy=diloco", partial(wide, way))
+    folder = tmp_path / "s1"
+    first, second = (
+        sum(path.stat().st_size for path in folder.glob(f"*-00000002{ending}"))
+        for ending in (".safetensors", ".rank1.safetensors")
+    )
+    trained = num_bytes(network(depth=DEPTH, width=WIDE).parameters())
+    assert first > 1.5 * trained, "weights, moments and global weights, if only the half of each"
+    assert least * first < second < most * first
+
+
 # torchrun -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("way", ["fsdp", "ddp"])
 def test_a_rank_that_is_killed_or_fails_ends_the_others_and_the_next_start_ends_on_the_same_bits(
-    pair: Processes, identities: Path, tmp_path: Path
+    way: str, pair: Processes, identities: Path, tmp_path: Path
 ) -> None:
     """By torchrun, as a site's service starts them, and over a data plane under mutual TLS."""
     config = asked("h=2", "round.patience_s=150")
-    undisturbed, _ = pair.run(at_site, config, tmp_path / "pair", partial(take_steps, "fsdp"))
+    undisturbed, _ = pair.run(at_site, config, tmp_path / "pair", partial(take_steps, way))
     served = Served(config, tmp_path / "run", identities)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCRIPT)
     with served.serving():
-        assert served.start(*torchrun, "rank_0_dies").wait(120) != 0
+        assert served.start(*torchrun, "rank_0_dies", way).wait(120) != 0
         assert read_outcome(served.assignment)[0] is None, "the other one knows no more than gloo"
-        assert served.start(*torchrun, "rank_1_fails").wait(120) != 0
-        told = read_outcome(served.assignment)[0]
-        assert told is not None and (told.error, told.text[:13]) == ("ValueError", "its own fault")
-        assert served.start(*torchrun).wait(120) == 0, served.stderr.read_text()
+        if way == "fsdp":
+            assert served.start(*torchrun, "rank_1_fails").wait(120) != 0
+            told = read_outcome(served.assignment)[0]
+            assert told is not None
+            assert (told.error, told.text[:13]) == ("ValueError", "its own fault")
+        assert served.start(*torchrun, "", way).wait(120) == 0, served.stderr.read_text()
     outcome, has_joined = read_outcome(served.assignment)
     assert has_joined and outcome is not None and not outcome.error
     assert served.run.site_sha256() == {"s1": served.sha256}
