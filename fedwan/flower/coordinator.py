@@ -40,6 +40,7 @@ _GRACE_S = 6.0
 _SITES_GRACE_S = 8.0
 _LAST_WORDS_S = 60.0
 _TELL_S = 3.0
+_GPUS = "CUDA_VISIBLE_DEVICES"
 
 RunOnce = Callable[..., None]
 """Submits a run and waits for its end, or until an event is set."""
@@ -234,7 +235,7 @@ def run_local(
             coordinating(
                 config, out / "pki" / "coordinator", resume=resume, from_version=from_version
             ) as (door, run),
-            _site_services(out / "pki", folders, door, command) as sites,
+            _site_services(config, out / "pki", folders, door, command) as sites,
         ):
             paths = [clientapp_files(folder)[1] for folder in folders]
             try:
@@ -274,15 +275,20 @@ def _let_end(paths: Sequence[Path], stop: threading.Event) -> None:
 
 @contextmanager
 def _site_services(
-    identities: Path, folders: Sequence[Path], door_port: int, command: Sequence[str]
+    config: Config,
+    identities: Path,
+    folders: Sequence[Path],
+    door_port: int,
+    command: Sequence[str],
 ) -> Iterator[list[Service]]:
     services: list[Service] = []
+    gpus = visible_gpus()
     start = (shlex.join(command), str(Path.cwd()))
     files = [folder / "site.yaml" for folder in folders]
     if not command and (before := [load_site(path) for path in files if path.exists()]):
         start = (before[0].command, before[0].folder)  # a run goes on, with what it began with
     try:
-        for folder, path in zip(folders, files, strict=True):
+        for number, (folder, path) in enumerate(zip(folders, files, strict=True)):
             SiteFile(
                 site=folder.name,
                 identity=str(identities / folder.name),
@@ -294,13 +300,28 @@ def _site_services(
                 folder=start[1],
             ).write(path)
             argv = [sys.executable, "-P", "-m", "fedwan", "site", str(path)]
-            log = folder / "logs" / "service.log"
-            services.append(
-                Service(f"site {folder.name}", argv, log, processes.flower_environment(folder))
-            )
+            log, env = folder / "logs" / "service.log", processes.flower_environment(folder)
+            if gpus:
+                env[_GPUS] = ",".join(gpus_of(number, config, gpus))
+            services.append(Service(f"site {folder.name}", argv, log, env))
         yield services
     finally:
         processes.stop_all(services, _SITES_GRACE_S)
+
+
+def visible_gpus() -> list[str]:
+    """This machine's GPUs, as CUDA_VISIBLE_DEVICES names them."""
+    import torch
+
+    num = torch.cuda.device_count()
+    named = os.environ.get(_GPUS) or ",".join(map(str, range(num)))
+    return named.split(",")[:num]
+
+
+def gpus_of(number: int, config: Config, gpus: Sequence[str]) -> list[str]:
+    """Of a machine's GPUs those of one of its sites; sites share some where there are too few."""
+    num = max(1, len(gpus) // config.num_sites, min(config.site.processes, len(gpus)))
+    return [gpus[(number * num + i) % len(gpus)] for i in range(num)]
 
 
 def _check(sites: Sequence[Service], paths: Sequence[Path]) -> None:

@@ -243,3 +243,29 @@ def test_a_run_on_one_machine_deletes_no_federation_s_authority(tmp_path: Path) 
     with pytest.raises(ConfigError, match="holds the key of an authority, .*7f.key, which a run"):
         run_local(load_run(None, [f"out={tmp_path}"]), stop=threading.Event())
     assert key.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "named", "shares"),
+    [
+        ("sites=2", "", ["0,1", "2,3"]),
+        ("sites=3", "", ["0", "1", "2"]),
+        ("sites=6", "", ["0", "1", "2", "3", "0", "1"]),
+        ("sites=2", "7,GPU-5c,4,3", ["7,GPU-5c", "4,3"]),
+        ("sites=3 site.processes=2", "", ["0,1", "2,3", "0,1"]),
+        ("sites=1 site.processes=8", "", ["0,1,2,3"]),
+    ],
+)
+def test_sites_of_one_machine_share_out_its_gpus(
+    words: str, named: str, shares: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    config, gpus = load_run(None, words.split()), coordinator.visible_gpus()
+    found = [coordinator.gpus_of(i, config, gpus) for i in range(config.num_sites)]
+    assert [",".join(each) for each in found] == shares
+
+
+def test_where_there_is_no_gpu_none_is_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert coordinator.visible_gpus() == []
