@@ -65,11 +65,6 @@ def _(rejoin):
     return blind
 
 
-@_bug("a site goes on from a version that the run took back and made anew", Place, "holds_present")
-def _(holds_present):
-    return lambda self: True
-
-
 @_bug("a checkpoint holds G and D of two versions", GlobalModel, "save")
 def _(save):
     kept: dict[str, Any] = {}
