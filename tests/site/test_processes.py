@@ -20,6 +20,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -44,6 +51,7 @@ from tests.site.support import (
     CUTS,
     SCRIPT,
     WIDTH,
+    Batches,
     Ended,
     Failure,
     Masters,
@@ -106,6 +114,45 @@ def test_processes_that_take_the_same_steps_end_on_the_bits_of_one_and_cut_ones_
     first, second = together(pair, tmp_path / "cut", words, partial(take_steps, way))
     assert first.sha256 == {second.ended.sha256}
     assert "codec" in words or "sparse" in words or distance(first.state, one.state) < 1e-6
+
+
+def on_a_mesh(is_cut: bool) -> str:
+    """Two networks on a mesh of 2 by 2: replicas of shards, and shards of a tensor parallel one."""
+    nets = {"replicated": network(1), "parallel": network(2)}
+    share = dict.fromkeys(nets, (1, 0))
+    if is_cut:
+        share = {"replicated": (4, dist.get_rank()), "parallel": (2, dist.get_rank() // 2)}
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+        dense = [name for name, m in nets["parallel"].named_children() if isinstance(m, nn.Linear)]
+        styles = itertools.cycle((ColwiseParallel(), RowwiseParallel()))
+        parallelize_module(nets["parallel"], mesh["inner"], dict(zip(dense, styles, strict=False)))
+        for net, of in ((nets["replicated"], mesh), (nets["parallel"], mesh["outer"])):
+            for layer in (*(m for m in net if isinstance(m, nn.Linear)), net):
+                fully_shard(layer, mesh=of)
+    optimizers = {n: torch.optim.AdamW(net.parameters(), lr=1e-2) for n, net in nets.items()}
+    data = Batches()
+    with fedwan.join(networks=nets, optimizers=optimizers, state={"data": data}) as site:
+        for _ in site:
+            x, target = next(data)
+            for name, net in nets.items():
+                num, mine = share[name]
+                part, wanted = (whole.chunk(num)[mine] for whole in (x, target))
+                (net(part) - wanted).square().mean().backward()
+                optimizers[name].step()
+                optimizers[name].zero_grad()
+    return site.global_sha256
+
+
+def test_networks_on_a_mesh_of_two_dimensions_train_as_whole_ones(tmp_path: Path) -> None:
+    config = asked("strategy=diloco")
+    whole = at_site(config, tmp_path / "whole", partial(on_a_mesh, False))
+    four = Processes(4, tmp_path)
+    try:
+        ran = four.run(at_site, config, tmp_path / "cut", partial(on_a_mesh, True))
+    finally:
+        four.stop()
+    assert all(isinstance(one, Ran) and {one.ended} == ran[0].sha256 for one in ran), ran
+    assert distance(ran[0].state, whole.state) < 1e-6
 
 
 # What they must have alike -----------------------------------------------------------------------
