@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 
 import safetensors
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import fedwan
-from fedwan.config import COMMAND, Config, require_run
+from fedwan.config import COMMAND, Config, from_json, require_run
 from fedwan.config import load as load_config
 from fedwan.errors import CheckpointError, ConfigError, FedwanError, UserError
 from fedwan.names import nearest
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from fedwan.workloads.descent import Descent
 
 Shape = tuple[int, ...]
+_ABOUT = "config.json"
+"""Of an exported folder: what `export` says of it."""
 FORMATS = ("safetensors", "diffusers")
 """Of `export`; of the second is what the recipe's workload writes by its `save_pretrained`."""
 
@@ -123,11 +126,15 @@ def load(run: str | Path, *, ema: bool = True) -> Trained:
         trained.load_into(generator, "generator")       into a module of your own
         trained.workload().sample(num=16, seed=0)       or as the recipe builds it
 
+    Of a folder that `fedwan export --to safetensors` wrote, those that it holds.
+
     Raises:
-        ConfigError: the folder holds no run.
+        ConfigError: the folder holds no run, or not these weights.
         CheckpointError: it holds no checkpoint yet, or one that is damaged.
     """
     folder = Path(run)
+    if (folder / _ABOUT).is_file() and not (folder / "config.yaml").exists():
+        return _load_exported(folder, ema)
     require_run(folder)
     path = folder / "checkpoint" / "coordinator.safetensors"
     if not path.exists():
@@ -142,6 +149,25 @@ def load(run: str | Path, *, ema: bool = True) -> Trained:
             network = network_of(name)
             networks.setdefault(network, {})[name[len(network) + 1 :]] = tensors[name]
     return Trained(folder, load_config(folder / "config.yaml"), networks, ema)
+
+
+def _load_exported(folder: Path, ema: bool) -> Trained:
+    try:
+        about = json.loads((folder / _ABOUT).read_text())
+        is_ema = {"ema": True, "last": False}[about["weights"]]
+        config = from_json(json.dumps(about["config"]))
+        files = {network: folder / Path(name).name for network, name in about["files"].items()}
+        networks = {network: load_file(path) for network, path in files.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"{str(folder)!r} holds no run, and no whole export of one ({error!r}); give the "
+            "folder of a run, or of `fedwan export --to safetensors`"
+        ) from None
+    if is_ema and not ema:
+        raise ConfigError(
+            f"{str(folder)!r} holds the moving average alone; export the run with --last"
+        )
+    return Trained(folder, config, networks, is_ema)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -222,7 +248,7 @@ def shapes_of(key: str, path: Path) -> dict[str, Shape]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError) as error:
+    except (SafetensorError, OSError) as error:
         raise ConfigError(
             f"{key} is no safetensors file ({error}); write one with "
             "safetensors.torch.save_model(module, path)"
@@ -304,7 +330,7 @@ def export(trained: Trained, to: str, folder: Path) -> None:
     }
     if modules:
         about["missing"] = {n: _missing(m, trained.networks[n]) for n, m in modules.items()}
-    (folder / "config.json").write_text(json.dumps(about, indent=2) + "\n")
+    (folder / _ABOUT).write_text(json.dumps(about, indent=2) + "\n")
     (folder / "README.md").write_text(_readme(trained, modules))
     _open_up(folder)
 
@@ -329,7 +355,8 @@ def _readme(trained: Trained, modules: Mapping[str, nn.Module]) -> str:
     )
     built = "".join(
         f"`{n}` is a `{type(m).__name__}` of `{type(m).__module__}`, as workload "
-        f"`{trained.config.workload}` builds it: `fedwan.load(RUN).workload().networks[{n!r}]`.\n"
+        f"`{trained.config.workload}` builds it: `fedwan.load(DIR).workload().networks[{n!r}]`, "
+        "where DIR is this folder.\n"
         for n, m in modules.items()
     )
     left = ""

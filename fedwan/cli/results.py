@@ -81,7 +81,8 @@ def sample(
 
     On a GPU where there is one.
 
-    Runs of a script of your own have no recipe: fedwan.load(RUN) gives their weights.
+    RUN may be what `fedwan export --to safetensors` wrote. Runs of a script of your own have no
+    recipe: fedwan.load(RUN) gives their weights.
     """
     # Imported late: torch takes seconds, and a wrong option is told at once.
     import torch
@@ -109,7 +110,7 @@ def sample(
             )
         torch.manual_seed(derive_seed(seed, "samples"))  # of recipes that draw from it
         samples = workload.sample(num, seed)
-    weights = "last weights" if last else "moving average"
+    weights = "moving average" if trained.is_ema else "last weights"
     title = f"{config.workload} on {config.data.name} · {config.strategy} · {weights} · seed {seed}"
     out.parent.mkdir(parents=True, exist_ok=True)
     draw_samples(out, samples.float(), None, title, config.model.get("prompts", ()))

@@ -33,6 +33,28 @@ def test_the_same_seed_draws_the_same_picture_and_other_weights_another(
     assert len(set(pictures)) == 3
 
 
+def test_an_exported_folder_draws_the_pictures_of_its_run(tmp_path: Path, fedwan: Command) -> None:
+    write_run(tmp_path / "run")
+    for index, last in enumerate(([], ["--last"])):
+        folder, pictures = tmp_path / f"weights{index}", []
+        assert fedwan("export", str(tmp_path / "run"), str(folder), *last)[0] == 0
+        (tmp_path / "run").rename(tmp_path / "moved")
+        for place in ("moved", folder.name):
+            path = tmp_path / f"{place}.png"
+            words = ["sample", str(tmp_path / place), f"--out={path}", "--num=9", *last]
+            assert fedwan(*words)[0] == 0
+            pictures.append(path.read_bytes())
+        assert pictures[0] == pictures[1]
+        (tmp_path / "moved").rename(tmp_path / "run")
+    code, _, err = fedwan("sample", str(tmp_path / "weights0"), "--last")
+    assert code == 2 and "holds the moving average alone; export the run with --last" in err
+    about = tmp_path / "weights0" / "config.json"
+    for text in ("{", "[]", "{}", about.read_text().replace('"workload"', '"wrkload"')):
+        about.write_text(text)
+        code, _, err = fedwan("sample", str(tmp_path / "weights0"))
+        assert (code, err.count("\n")) == (2, 1), err
+
+
 def test_samples_are_made_on_a_gpu_where_there_is_one(
     tmp_path: Path, fedwan: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
