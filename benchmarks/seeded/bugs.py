@@ -111,7 +111,12 @@ _unsaved: list[Callable[[], None]] = []
 
 @_bug(AFTER_SENDING, SiteCheckpoints, "save")
 def _(save):
-    return lambda self, *args, **kwargs: _unsaved.append(lambda: save(self, *args, **kwargs))
+    def later(self, version, durable_version, ledger, then=None):
+        if then is not None:
+            then(None)
+        _unsaved.append(lambda: save(self, version, durable_version, ledger))
+
+    return later
 
 
 @_bug(AFTER_SENDING, CoordinatorStub, "send_contribution")

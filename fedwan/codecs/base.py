@@ -203,6 +203,7 @@ class Codec(NamedTuple):
         payload = self.grow(layout)
         owed = self.encode_into(payload, tensors, residual, layout)
         payload.checksum = payload.digest()
+        payload.finish()
         return payload, owed
 
     def grow(self, layout: Layout) -> Payload:
@@ -214,7 +215,7 @@ class Codec(NamedTuple):
     ) -> State:
         """As `encode`, into what `grow` made; readers get each tensor as soon as it is coded.
 
-        They are told, too, of whatever stops the encoding.
+        They wait for its end until `Payload.finish`, and are told of whatever stops the encoding.
         """
         owed: State = {}
         try:
@@ -232,7 +233,6 @@ class Codec(NamedTuple):
                     owed |= self._put(payload, group, residual, layout)
                     group, held = {}, 0
             owed |= self._put(payload, group, residual, layout)
-            payload.finish()
         except BaseException as error:
             payload.fail(error)
             raise

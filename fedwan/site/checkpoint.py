@@ -31,7 +31,7 @@ import logging
 import pickle
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
@@ -302,17 +302,28 @@ class SiteCheckpoints:
             tensors |= read_tensors(first, names=theirs)[0]
         return tensors, meta
 
-    def save(self, version: int, durable_version: int, ledger: Ledger) -> None:
+    def save(
+        self,
+        version: int,
+        durable_version: int,
+        ledger: Ledger,
+        then: Callable[[BaseException | None], None] | None = None,
+    ) -> None:
         """Write the checkpoint that completed steps lead to, if one is due by `every`.
 
         Those before `durable_version`, which the coordinator would resume from, are dropped. An
         `OSError` if it cannot be written, or the one before could not, beside the steps; a
         `SessionLost` if another process of this site has claimed the folder.
+
+        With `then` a thread writes, and calls it once that is done, or has failed with an error,
+        which `settle` raises, too. Until `settle` returns nothing of it may change.
         """
         if version // self._every <= self._saved // self._every and version >= self._saved:
+            if then is not None:
+                then(None)
             return
         self._saved = version
-        self._take(_SITE, version, durable_version, ledger)
+        self._take(_SITE, version, durable_version, ledger, then)
 
     def save_start(self, version: int, durable_version: int, ledger: Ledger) -> None:
         """Write what a site goes on with whose steps from a version were refused.
@@ -321,7 +332,14 @@ class SiteCheckpoints:
         """
         self._take(_START, version, durable_version, ledger)
 
-    def _take(self, kind: str, version: int, durable_version: int, ledger: Ledger) -> None:
+    def _take(
+        self,
+        kind: str,
+        version: int,
+        durable_version: int,
+        ledger: Ledger,
+        then: Callable[[BaseException | None], None] | None = None,
+    ) -> None:
         self.settle()
         if not self._is_beside:  # who loses this checkpoint goes back to the weights before it
             for keeping in self._keeping.values():
@@ -362,8 +380,10 @@ class SiteCheckpoints:
                     if old > latest or old < min(version, durable_version):
                         self._path(old, of).unlink(missing_ok=True)
 
-        if self._is_beside:
+        if self._is_beside or then is not None:
             self._writing = self._writer.submit(write)
+            if then is not None:
+                self._writing.add_done_callback(lambda writing: then(writing.exception()))
         else:
             write()
 

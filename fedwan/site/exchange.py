@@ -339,27 +339,40 @@ class Exchange:
     def _send(self, flights: Sequence[_Flight]) -> None:
         """Encode all that is due, save, and send.
 
-        Deltas are saved before any of them leaves: once one is merged, nobody could make up for
-        what this site forgets.
+        The end of each payload stays here until all is saved, beside its way: once one is merged,
+        nobody could make up for what this site forgets.
         """
         self._flights |= {flight.fragment.index: flight for flight in flights}
         parcels = [self._encode(flight) for flight in flights]
+        held = [parcel.payload for parcel in parcels if parcel.payload is not None]
+
+        def release(error: BaseException | None) -> None:
+            for payload in held:
+                payload.finish() if error is None else payload.fail(error)
+            held.clear()
+
         leaving = {
             flight.fragment.index: (flight.version + 1, parcel.residual, parcel.owed)
             for flight, parcel in zip(flights, parcels, strict=True)
         }
         if 0 in leaving and not self._place.has_gradients:
-            self._place.save(leaving[0][0], self._residuals.ledger(flights[0].done, leaving))
+            ledger = self._residuals.ledger(flights[0].done, leaving)
+            self._place.save(leaving[0][0], ledger, release)
+        else:
+            release(None)
         del leaving
-        for flight in flights:
-            flight.has_left = True
-            parcel = parcels.pop(0)  # its memory is free once it was taken
-            receipt = wire.Receipt(status=wire.Receipt.ACCEPTED)
-            if not self._place.is_behind:
-                # Sealed before: the answer may be a question about its masks.
-                flight.update = self._ask(flight.fragment, flight.version + 1)
-                receipt = self._group.lead_long(partial(self._deliver, flight, parcel))
-            self._settle(flight, receipt, parcel.residual, parcel.owed)
+        try:
+            for flight in flights:
+                flight.has_left = True
+                parcel = parcels.pop(0)  # its memory is free once it was taken
+                receipt = wire.Receipt(status=wire.Receipt.ACCEPTED)
+                if not self._place.is_behind:
+                    # Sealed before: the answer may be a question about its masks.
+                    flight.update = self._ask(flight.fragment, flight.version + 1)
+                    receipt = self._group.lead_long(partial(self._deliver, flight, parcel))
+                self._settle(flight, receipt, parcel.residual, parcel.owed)
+        finally:
+            self._place.checkpoints.settle()  # from here on weights may change
 
     def _encode(self, flight: _Flight) -> _Parcel:
         part, replica = flight.part, self._replica
@@ -370,16 +383,21 @@ class Exchange:
         if self._group.rank:
             return _Parcel(None, residual, {}, "")
         up = self._place.seal(part, flight.header, flight.weights_sha256)
+        payload = up.grow(part.layout)
         try:
-            payload, owed = up.encode(taken, residual, part.layout)
+            owed = up.encode_into(payload, taken, residual, part.layout)
         except PayloadError as error:  # under masks nobody else could refuse it
             return _Parcel(None, residual, {}, str(error))
+        payload.checksum = payload.digest()
         return _Parcel(payload, residual, owed, "")
 
     def _deliver(self, flight: _Flight, parcel: _Parcel) -> wire.Receipt:
         if parcel.refusal:
             return _rejection(parcel.refusal)
-        return self._stub.send_contribution(parcel.payload, flight.header)
+        try:
+            return self._stub.send_contribution(parcel.payload, flight.header)
+        finally:
+            self._place.checkpoints.settle()  # whose error says more
 
     def _take_off(self, flight: _Flight) -> None:
         """Take Δ, and leave the rest to a thread of rank 0."""
@@ -412,6 +430,7 @@ class Exchange:
         def encode() -> State:
             taken()
             owed = up.encode_into(growing, flight.held, residual, layout)
+            growing.finish()
             await_queue(self._device)
             return owed
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedwan.codecs import Codec
@@ -142,9 +142,14 @@ class Place:
         if self.strategy.owes == "weights":
             self.replica.owe(self.residuals.of(fragment))
 
-    def save(self, version: int, ledger: Ledger) -> None:
-        """The steps that lead to a version are complete."""
-        self.checkpoints.save(version, self.durable_version, ledger)
+    def save(
+        self,
+        version: int,
+        ledger: Ledger,
+        then: Callable[[BaseException | None], None] | None = None,
+    ) -> None:
+        """The steps that lead to a version are complete; `then` as of `SiteCheckpoints.save`."""
+        self.checkpoints.save(version, self.durable_version, ledger, then)
 
     # Left behind ---------------------------------------------------------------------------
 

@@ -91,8 +91,13 @@ def test_a_reader_decodes_each_tensor_before_the_next_one_is_made(codec: Codec) 
     payload, _ = codec.encode(state, {}, GROWN)
     expected = codec.decode(payload, GROWN)
     gated, growing = Gated(state), codec.grow(GROWN)
+
+    def encode() -> None:
+        codec.encode_into(growing, gated, {}, GROWN)
+        growing.finish()
+
     with ThreadPoolExecutor(2) as pool:
-        encoding = pool.submit(codec.encode_into, growing, gated, {}, GROWN)
+        encoding = pool.submit(encode)
         last = pool.submit(growing.read, growing.num_bytes - 8, 8)
         try:
             reading = codec.read_each(growing, GROWN)

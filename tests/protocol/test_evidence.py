@@ -82,6 +82,7 @@ def test_what_is_signed_is_the_payload_that_arrived_though_it_left_while_it_was_
         sending = in_thread(lambda: link.upload(header_of(growing), growing))
         time.sleep(0.1)  # its header has left
         fp32().encode_into(growing, fp32().decode(payload, bench.layout), {}, bench.layout)
+        growing.finish()
         assert sending().status == wire.Receipt.ACCEPTED
     arrived, data = bench.contribution("s1"), read_all(payload)
     hashes = ChunkHashes(-(-len(data) // (1 << 16)))

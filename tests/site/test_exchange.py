@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from fedwan.config import InnerConfig
 from fedwan.errors import JOIN_FIRST, PayloadError, SessionLost
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
+from fedwan.site import checkpoint
 from fedwan.site.checkpoint import Residuals
 from fedwan.site.exchange import Exchange, _Flight, _Refused
 from fedwan.site.group import Group
@@ -52,6 +54,42 @@ def test_what_ended_one_flight_is_told_when_another_makes_the_site_start_over(
     config = asked("strategy=streaming_diloco", "stream.fragments=2", "stream.tau=3", "steps=16")
     with pytest.raises(PayloadError, match="torn"):
         at_site(config, tmp_path, take_steps)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_contribution_travels_while_its_checkpoint_is_written_and_ends_after_it(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, begun = list[str](), threading.Event()
+    send, write = CoordinatorStub.send_contribution, checkpoint.write_tensors
+
+    def sent(self: CoordinatorStub, payload: Any, header: wire.UploadHeader) -> wire.Receipt:
+        if header.kind == wire.UploadHeader.INITIAL:
+            return send(self, payload, header)
+        begun.set()
+        receipt = send(self, payload, header)
+        told.append("taken")
+        return receipt
+
+    def written(path: Path, *args: Any, **kwargs: Any) -> None:
+        if path.name.startswith("site-"):
+            assert begun.wait(30), "it is on its way meanwhile"
+            if fails:
+                raise OSError(errno.EIO, "Input/output error")
+            begun.clear()
+            told.append("written")
+        write(path, *args, **kwargs)
+
+    monkeypatch.setattr(CoordinatorStub, "send_contribution", sent)
+    monkeypatch.setattr(checkpoint, "write_tensors", written)
+    config = asked("strategy=diloco", "steps=16")
+    if fails:
+        with pytest.raises(OSError, match="Input/output error"):
+            at_site(config, tmp_path, take_steps)
+        assert not told
+    else:
+        at_site(config, tmp_path, take_steps)
+        assert told == ["written", "taken"] * 4
 
 
 def test_fragments_that_one_overflow_has_spoilt_together_are_one_try(tmp_path: Path) -> None:
