@@ -1,8 +1,8 @@
 """A site's own checkpoint: all that the coordinator does not have.
 
-The checkpoint of a version is taken when the steps that lead to it are complete, before their
-contribution leaves: networks, inner optimisers, random generators, what the script names as its
-`state`, and what error feedback owes. So whenever a site dies, its successor either sends the same
+The checkpoint of a version is taken when the steps that lead to it are complete: networks, inner
+optimisers, random generators, what the script names as its `state`, and what error feedback owes.
+It is on disk before the end of their contribution leaves. So whenever a site dies, its successor either sends the same
 contribution again or goes on from the version that it became part of; no step is lost, and none is
 taken twice.
 
