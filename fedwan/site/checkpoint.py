@@ -2,9 +2,9 @@
 
 The checkpoint of a version is taken when the steps that lead to it are complete: networks, inner
 optimisers, random generators, what the script names as its `state`, and what error feedback owes.
-It is on disk before the end of their contribution leaves. So whenever a site dies, its successor either sends the same
-contribution again or goes on from the version that it became part of; no step is lost, and none is
-taken twice.
+It is on disk before the end of their contribution leaves. So whenever a site dies, its successor
+either sends the same contribution again or goes on from the version that it became part of; no step
+is lost, and none is taken twice.
 
 Where sites go on stepping while bytes travel, a successor sends nothing again: it takes the global
 weights, and of its nearest checkpoint the rest. There the checkpoint is written beside the steps.
