@@ -260,7 +260,7 @@ class Exchange:
                 elif versions:
                     anew = self._give_up(_Astray(), versions)
                 else:
-                    go = partial(self._travel, list(self._flights.values()), step)
+                    go = partial(self._travel_again, step)
             except _Over:  # the step loop ends by itself
                 return step
             else:
@@ -300,22 +300,33 @@ class Exchange:
         self._in_vain.set()
         self._group.lead(self._ground)
         self._in_vain = threading.Event()
-        can_start_over = self._tau or place.keeps_pace or self._strategy.policy.leaves_behind
-        versions = self._join_anew(not can_start_over)
+        versions = self._join_anew(not self._can_start_over)
         # Who has followed updates since a contribution left has another Δ by now.
         is_alike = all(f.version == place.versions[f.fragment.index] for f in flights)
         is_lost = must_start_over or not is_alike or (self._tau and flights)
-        is_same = versions == place.versions and not is_lost
-        # Others may have made a version of that number once more, without this site.
-        if is_same and (not can_start_over or place.holds_present()):
-            for flight in flights:
-                if flight.sent is not None:
-                    self._residuals.settle(flight.fragment, flight.version, flight.paid)
-                flight.sent = flight.unpaid = flight.update = None
+        if versions == place.versions and not is_lost:
             return []
         if not versions:
             raise lost
-        return list(place.versions) if is_same else versions
+        return versions
+
+    def _travel_again(self, step: int) -> None:
+        """Have what was on its way to a coordinator leave once more, for its successor."""
+        # Others may have made a version of this one's number once more, without this site.
+        if self._can_start_over and not self._place.holds_present():
+            raise _Astray
+        flights = list(self._flights.values())
+        for flight in flights:
+            if flight.sent is not None:
+                self._residuals.settle(flight.fragment, flight.version, flight.paid)
+            flight.sent = flight.unpaid = flight.update = None
+        self._travel(flights, step)
+
+    @property
+    def _can_start_over(self) -> bool:
+        """Whether others may go on without this site, or with steps of it that nobody merged."""
+        policy = self._strategy.policy
+        return self._tau > 0 or self._place.keeps_pace or policy.leaves_behind
 
     # Departure -----------------------------------------------------------------------------
 

@@ -110,16 +110,10 @@ def test_what_is_a_sites_own_is_put_back_after_an_overflow(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("present", "must", "is_made_anew", "starts_over"),
-    [
-        (3, False, False, False),
-        (4, False, False, True),
-        (3, True, False, True),
-        (3, False, True, True),
-    ],
+    ("present", "is_made_anew", "is_sent"), [(3, False, True), (4, False, False), (3, True, False)]
 )
 def test_what_is_sent_again_is_of_the_weights_that_the_site_has_still(
-    present: int, must: bool, is_made_anew: bool, starts_over: bool
+    present: int, is_made_anew: bool, is_sent: bool
 ) -> None:
     """At a pace of its own it follows others' updates while its contribution is on its way."""
     exchange = object.__new__(Exchange)
@@ -128,12 +122,16 @@ def test_what_is_sent_again_is_of_the_weights_that_the_site_has_still(
     flight = _Flight(fragment, fragment, 3, 8, Work(1, 1), wire.UploadHeader(), "")
     flight.sent, flight.paid = ({}, {}), {"net/w": torch.ones(2)}
     policy = SimpleNamespace(leaves_behind=False)
+    begun, sent = list[Any](), list[Any]()
     vars(exchange).update(
         _place=SimpleNamespace(
             is_behind=False,
             versions=[present],
             keeps_pace=True,
+            run_step=8,
             holds_present=lambda: not is_made_anew,
+            go_back=lambda held, versions: held,
+            start_over=lambda *anew: begun.append(anew),
         ),
         _strategy=SimpleNamespace(policy=policy),
         _flights={0: flight},
@@ -142,10 +140,11 @@ def test_what_is_sent_again_is_of_the_weights_that_the_site_has_still(
         _tau=0,
         _residuals=owed,
         _join_anew=lambda is_bound: [present],
+        _travel=lambda flights, step: sent.extend(flights),
     )
-    versions = exchange._rejoin(SessionLost(f"site 's1' has not joined; {JOIN_FIRST}"), must)
-    assert versions == ([present] if starts_over else [])
-    assert (owed.of(fragment) == {}) == starts_over, "what was owed before it left is owed again"
+    exchange.rejoin(SessionLost(f"site 's1' has not joined; {JOIN_FIRST}"), 8)
+    assert sent == [flight] * is_sent and len(begun) == (not is_sent)
+    assert (owed.of(fragment) != {}) == is_sent, "what was owed before it left is owed again"
 
 
 def test_a_coordinator_that_is_lost_while_a_site_starts_over_is_joined_again() -> None:
