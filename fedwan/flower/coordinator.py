@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -41,6 +42,8 @@ _SITES_GRACE_S = 8.0
 _LAST_WORDS_S = 60.0
 _TELL_S = 3.0
 _GPUS = "CUDA_VISIBLE_DEVICES"
+_PROCESSES = re.compile(r"--nproc[-_]per[-_]node[ =](\d+)")
+"""In a site's command, torchrun's."""
 
 RunOnce = Callable[..., None]
 """Submits a run and waits for its end, or until an event is set."""
@@ -302,7 +305,9 @@ def _site_services(
             argv = [sys.executable, "-P", "-m", "fedwan", "site", str(path)]
             log, env = folder / "logs" / "service.log", processes.flower_environment(folder)
             if gpus:
-                env[_GPUS] = ",".join(gpus_of(number, config, gpus))
+                asked = _PROCESSES.search(start[0])
+                num_processes = int(asked[1]) if asked else config.site.processes
+                env[_GPUS] = ",".join(gpus_of(number, config.num_sites, num_processes, gpus))
             services.append(Service(f"site {folder.name}", argv, log, env))
         yield services
     finally:
@@ -318,9 +323,9 @@ def visible_gpus() -> list[str]:
     return named.split(",")[:num]
 
 
-def gpus_of(number: int, config: Config, gpus: Sequence[str]) -> list[str]:
+def gpus_of(number: int, num_sites: int, num_processes: int, gpus: Sequence[str]) -> list[str]:
     """Of a machine's GPUs those of one of its sites; sites share some where there are too few."""
-    num = max(1, len(gpus) // config.num_sites, min(config.site.processes, len(gpus)))
+    num = max(1, len(gpus) // num_sites, min(num_processes, len(gpus)))
     return [gpus[(number * num + i) % len(gpus)] for i in range(num)]
 
 

@@ -246,23 +246,28 @@ def test_a_run_on_one_machine_deletes_no_federation_s_authority(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("words", "named", "shares"),
+    ("num_sites", "num_processes", "named", "shares"),
     [
-        ("sites=2", "", ["0,1", "2,3"]),
-        ("sites=3", "", ["0", "1", "2"]),
-        ("sites=6", "", ["0", "1", "2", "3", "0", "1"]),
-        ("sites=2", "7,GPU-5c,4,3", ["7,GPU-5c", "4,3"]),
-        ("sites=3 site.processes=2", "", ["0,1", "2,3", "0,1"]),
-        ("sites=1 site.processes=8", "", ["0,1,2,3"]),
+        (2, 1, "", ["0,1", "2,3"]),
+        (3, 1, "", ["0", "1", "2"]),
+        (6, 1, "", ["0", "1", "2", "3", "0", "1"]),
+        (2, 1, "7,GPU-5c,4,3", ["7,GPU-5c", "4,3"]),
+        (3, 2, "", ["0,1", "2,3", "0,1"]),
+        (1, 8, "", ["0,1,2,3"]),
+        (2, 4, "", ["0,1,2,3", "0,1,2,3"]),
     ],
 )
 def test_sites_of_one_machine_share_out_its_gpus(
-    words: str, named: str, shares: list[str], monkeypatch: pytest.MonkeyPatch
+    num_sites: int,
+    num_processes: int,
+    named: str,
+    shares: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-    config, gpus = load_run(None, words.split()), coordinator.visible_gpus()
-    found = [coordinator.gpus_of(i, config, gpus) for i in range(config.num_sites)]
+    gpus = coordinator.visible_gpus()
+    found = [coordinator.gpus_of(i, num_sites, num_processes, gpus) for i in range(num_sites)]
     assert [",".join(each) for each in found] == shares
 
 
