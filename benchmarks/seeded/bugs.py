@@ -157,9 +157,9 @@ def _(load):
 
 @_bug("a checkpoint is removed before the next is written", state, "write_atomically")
 def _(write_atomically):
-    def in_place(path, write, previous=None):
+    def in_place(path, write, previous=None, **options):
         path.unlink(missing_ok=True)
-        write_atomically(path, write)
+        write_atomically(path, write, **options)
 
     return in_place
 

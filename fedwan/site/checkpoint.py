@@ -205,16 +205,22 @@ class SiteCheckpoints:
 
         def check() -> None:
             newest, size = max(found), self._group.size
-            if (num := found[newest].get("processes")) != size:
+            path, num = self._path(newest, kind), found[newest].get("processes")
+            if num != size:
                 raise UserError(
-                    f"checkpoint {self._path(newest, kind)} is of {num} processes, this site has "
-                    f"{size}; start as many, or move the folder away"
+                    f"checkpoint {path} is of {num} processes, this site has {size}; start as "
+                    "many, or move the folder away"
+                )
+            if "session" not in found[newest]:
+                raise UserError(
+                    f"checkpoint {path} is of an earlier version of fedwan; end the run with that, "
+                    "or move the folder away"
                 )
 
         if self._group.lead(lambda: bool(found)):
             self._group.lead(check)
         # Of one start of the site: what rank 0 has written goes with what the others have not.
-        own = self._group.collect({(v, meta["session"]) for v, meta in found.items()})
+        own = self._group.collect({(v, meta.get("session")) for v, meta in found.items()})
         return {version for version, _ in set.intersection(*own)}
 
     def starts(self) -> set[int]:
@@ -273,6 +279,8 @@ class SiteCheckpoints:
 
     def load_global(self, fragment: Fragment, version: int) -> bool:
         """Have a fragment's global weights, if all processes have kept them; collective."""
+        self.await_global(fragment)
+        self._group.collect(None)  # rank 0's file, too, is whole
         tensors, kind = State(), f"{_GLOBAL}-{fragment.index}"
         own = self._own_base(fragment)
         with suppress(CheckpointError):  # missing or damaged: they can be had from the coordinator
@@ -299,7 +307,13 @@ class SiteCheckpoints:
         tensors, meta = read_tensors(path, prefix)
         if theirs := {name for name in meta["shared"] if name.startswith(prefix)}:
             first = path.with_name(path.name.removesuffix(self._ending) + _ENDING)
-            tensors |= read_tensors(first, names=theirs)[0]
+            found, told = read_tensors(first, names=theirs)
+            if told["session"] != meta["session"]:
+                raise CheckpointError(
+                    f"checkpoints {path} and {first} are of two starts; start the site again, or "
+                    "move both away"
+                )
+            tensors |= found
         return tensors, meta
 
     def save(
@@ -345,13 +359,12 @@ class SiteCheckpoints:
             for keeping in self._keeping.values():
                 keeping.result()
         inner = self._replica.inner
+        moments = inner.state()
         moving = (
             add_prefix("model", self._replica.pieces())
-            | add_prefix("optimizer", {n: local(v) for n, v in inner.state().items()})
+            | add_prefix("optimizer", {n: local(v) for n, v in moments.items()})
             | add_prefix("hook", self._hook_state)
         )
-        shared = self._shared(moving)
-        moving = {name: value for name, value in moving.items() if name not in shared}
         # Where nothing was sent since, both are the same tensors: written once.
         owed = {n: v for n, v in ledger.owed.items() if v is not ledger.residual.get(n)}
         # Made anew each time: these need no copy.
@@ -362,6 +375,9 @@ class SiteCheckpoints:
             | {"groups:": pack(_GROUPS, inner.groups())}
             | {f"state:{n}": pack(f"state[{n!r}]", s.state_dict()) for n, s in self._state.items()}
         )
+        shared = self._shared(moving | still, moments)
+        moving = {name: value for name, value in moving.items() if name not in shared}
+        still = {name: value for name, value in still.items() if name not in shared}
         work, size = ledger.work._asdict(), self._group.size
         told = {"processes": size, "session": self._session, "shared": sorted(shared)}
         meta = {"version": version, "versions": ledger.versions, **told, **work}
@@ -387,14 +403,18 @@ class SiteCheckpoints:
         else:
             write()
 
-    def _shared(self, moving: State) -> set[str]:
+    def _shared(self, state: State, moments: State) -> set[str]:
         """What this process has alike with rank 0, which writes it; collective.
 
         A `UserError` where processes differ in weights that they must have alike.
         """
         if self._group.size == 1:
             return set()
-        own = checksums(moving)
+        # Pieces are others at each process, or at most.
+        live = self._replica.live
+        cut = {f"model:{name}" for name, value in live.items() if is_cut(value)}
+        cut |= {f"optimizer:{name}" for name, value in moments.items() if is_cut(value)}
+        own = checksums({name: value for name, value in state.items() if name not in cut})
         alike = "".join(own[f"model:{name}"] for name in self._replica.alike())
         self._group.agree("weights", hashlib.sha256(alike.encode()).hexdigest())
         firsts = self._group.lead(lambda: own)

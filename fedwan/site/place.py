@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from fedwan.codecs import Codec
 from fedwan.codecs.masked import first_sizes
 from fedwan.codecs.payload import Source
@@ -249,7 +251,9 @@ class Place:
         self.note_sizes(header, self.fragments)
         return header
 
-    def _mirror(self, header: wire.DownloadHeader) -> tuple[State | None, wire.DownloadHeader]:
+    def _mirror(
+        self, header: wire.DownloadHeader
+    ) -> tuple[Mapping[str, Tensor] | None, wire.DownloadHeader]:
         """The coordinator's optimisers, of the weights that this site has.
 
         These come anew where a quorum went on meanwhile.
@@ -339,7 +343,7 @@ class Place:
 
     def _find_weights(
         self, versions: list[int], newest: int
-    ) -> tuple[wire.DownloadHeader, State | None]:
+    ) -> tuple[wire.DownloadHeader, Mapping[str, Tensor] | None]:
         """Have the weights that this site goes on from; and the coordinator's optimisers, if any.
 
         `newest` is the version of its newest checkpoint.
@@ -419,7 +423,6 @@ class Place:
         for fragment, version in zip(self.fragments, versions, strict=True):
             had = now[fragment.index]
             if self.follows and (had is None or version < had):
-                self.checkpoints.await_global(fragment)
                 if self.checkpoints.load_global(fragment, version):
                     now[fragment.index] = version
         return now

@@ -358,7 +358,7 @@ class Replica:
         self.inner.forget()
         self._share_moments()
 
-    def load_optimizers(self, flat: State, *, is_whole: bool = False) -> None:
+    def load_optimizers(self, flat: Mapping[str, Tensor], *, is_whole: bool = False) -> None:
         """Have these moments and no others, as `NamedOptimizers.state` names them."""
         self.inner.load(flat, is_whole=is_whole)
         self._share_moments()

@@ -24,7 +24,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Link
 from fedwan.site.masker import Masker
 from fedwan.site.replica import Replica
-from fedwan.state import State
+from fedwan.state import OnDemand, State
 from fedwan.workloads.optim import is_moment
 
 Asked = wire.DownloadRequest
@@ -175,14 +175,24 @@ class CoordinatorStub:
             layout = {name: spec for name, spec in layout.items() if not is_moment(name)}
         return self._whole(asked, partial(fp32().decode, layout=layout))
 
-    def fetch_outer(self) -> tuple[State | None, list[int]]:
-        """The optimiser's state that sites mirror, at rank 0, and the versions that it is of."""
+    def fetch_outer(self) -> tuple[Mapping[str, Tensor] | None, list[int]]:
+        """The optimiser's state that sites mirror, and the versions that it is of.
+
+        Of several processes each takes all of its tensors, in order: rank 0 tells the others.
+        """
 
         def read(payload: Source) -> State:
             return safetensors.torch.load(bytes(payload.read(0, payload.num_bytes)))
 
         outer, header = self._whole(Asked(kind=Asked.OUTER), read)
-        return outer, list(header.versions)
+        held = outer or {}
+        specs = self._group.lead(
+            lambda: None if outer is None else {n: (v.shape, v.dtype) for n, v in held.items()}
+        )
+        if specs is None:
+            return None, list(header.versions)
+        told = OnDemand(specs, lambda name: self._group.spread(held.get(name), *specs[name]))
+        return told, list(header.versions)
 
 
 def is_here(update: Future[Delivery] | None) -> bool:

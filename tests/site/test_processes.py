@@ -384,6 +384,19 @@ def test_a_rank_that_is_killed_or_fails_ends_the_others_and_the_next_start_ends_
     assert undisturbed.sha256 == {served.sha256}
 
 
+def test_all_processes_go_on_with_the_moments_that_the_coordinator_has(
+    identities: Path, tmp_path: Path
+) -> None:
+    """Their own checkpoint is of an earlier version."""
+    config = asked("strategy=sync", "steps=12", "checkpoint.every=4", "round.patience_s=150")
+    served = Served(config, tmp_path / "run", identities)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCRIPT)
+    with served.serving():
+        assert served.start(*torchrun, "rank_0_dies").wait(120) != 0
+        assert served.start(*torchrun).wait(120) == 0, served.stderr.read_text()
+    assert served.run.site_sha256() == {"s1": served.sha256}
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a namespace of process ids")
 def test_a_site_of_two_machines_trains_as_one_of_two_processes(
     pair: Processes, identities: Path, tmp_path: Path
