@@ -23,13 +23,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, cast
+from typing import cast
 
-from fedwan.codecs import Payload
 from fedwan.errors import FedwanError, PayloadError, SessionLost, UserError
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
@@ -40,6 +38,7 @@ from fedwan.site.background import (
     background_threads,
     queued_until_now,
 )
+from fedwan.site.flight import Anew, Astray, Flight, Over, Parcel, Refused
 from fedwan.site.meter import Work
 from fedwan.site.place import Place
 from fedwan.site.stub import is_here, is_merged, is_superseded
@@ -50,70 +49,6 @@ log = logging.getLogger(__name__)
 
 MAX_REJECTIONS = 3
 """Times in a row that a site begins anew because it was refused, after which it gives up."""
-
-
-class _Astray(FedwanError):
-    """This site's steps cannot be merged: it must start over from the global weights."""
-
-
-class _Refused(_Astray):
-    """What it sent is not late, but cannot be used; the text says why."""
-
-
-class _Over(Exception):  # noqa: N818
-    """The run is complete: nothing more will come."""
-
-
-class _Anew(NamedTuple):
-    """How a site starts over from the global weights."""
-
-    is_refused: bool
-    """Whether its contribution could not be used."""
-    held: Sequence[int | None]
-    """By fragment, the version of the global weights that it has, if it knows."""
-    unpaid: Mapping[int, tuple[int, State]]
-    """By fragment, the version of a contribution that came too late, and what it was to pay."""
-
-
-class _Parcel(NamedTuple):
-    """A contribution that is ready to leave; at processes but rank 0 empty."""
-
-    payload: Payload | None
-    residual: State
-    """What error feedback owed before it was encoded, beside what the delta holds of that."""
-    owed: State
-    """Afterwards."""
-    refusal: str
-    """Why it cannot be encoded."""
-
-
-@dataclass
-class _Flight:
-    """A contribution on its way up, or the update that answers it on its way down."""
-
-    fragment: Fragment
-    part: Fragment
-    """What this site contributes of it."""
-    version: int
-    """That it contributes to."""
-    lands_at: int
-    done: Work
-    """In the contribution."""
-    header: wire.UploadHeader
-    weights_sha256: str
-    """Of the global weights that it starts from, where masks need it."""
-    has_left: bool = False
-    """Whether it may have reached the coordinator."""
-    held: State = field(default_factory=dict)
-    """With overlap, Δ when it departed, until it is encoded."""
-    sent: tuple[State, State] | None = None
-    """Once it was taken: what error feedback owed before it was encoded, and afterwards."""
-    paid: State = field(default_factory=dict)
-    """Then, what was owed until then, in the delta or beside it."""
-    unpaid: State | None = None
-    """If it came too late: what is owed on, unless it was merged and only the receipt was late."""
-    update: Future[Delivery] | None = None
-    """The answer to come, at rank 0."""
 
 
 def _rejection(text: str) -> wire.Receipt:
@@ -127,7 +62,7 @@ def _fail(error: Exception) -> None:
 
 def _check_wanted(in_vain: threading.Event) -> None:
     if in_vain.is_set():
-        raise _Astray
+        raise Astray
 
 
 class Exchange:
@@ -154,7 +89,7 @@ class Exchange:
         self._listen, self._join_anew = listen, join_anew
         self._tau = place.strategy.overlap.tau
         self._buffers = BufferPool()
-        self._flights: dict[int, _Flight] = {}
+        self._flights: dict[int, Flight] = {}
         self._rejections = 0
         self.is_reduced = False
         """Whether gradients of the present step have been exchanged."""
@@ -233,7 +168,7 @@ class Exchange:
         with self._meter.waiting():
             return self._exchange(due, landing, step)
 
-    def _exchange(self, due: Sequence[Fragment], landing: Sequence[_Flight], step: int) -> int:
+    def _exchange(self, due: Sequence[Fragment], landing: Sequence[Flight], step: int) -> int:
         def go() -> None:
             self._replica.follow()
             for flight in landing:
@@ -250,7 +185,7 @@ class Exchange:
                 if anew is not None:
                     return self._start_over(anew)
                 go()
-            except _Astray as error:
+            except Astray as error:
                 anew = self._give_up(error)
             except SessionLost as error:
                 versions = self._rejoin(error, must_start_over=anew is not None)
@@ -258,15 +193,15 @@ class Exchange:
                     held = place.go_back([None] * len(versions), versions)
                     anew = anew._replace(held=held)
                 elif versions:
-                    anew = self._give_up(_Astray(), versions)
+                    anew = self._give_up(Astray(), versions)
                 else:
                     go = partial(self._travel_again, step)
-            except _Over:  # the step loop ends by itself
+            except Over:  # the step loop ends by itself
                 return step
             else:
                 return place.run_step if place.keeps_pace else place.ahead(step, self._flights)
 
-    def _travel(self, flights: Sequence[_Flight], step: int) -> None:
+    def _travel(self, flights: Sequence[Flight], step: int) -> None:
         """Have contributions leave, and those land whose updates are waited for."""
         is_last = step >= self._place.num_steps
         if self._tau:
@@ -314,7 +249,7 @@ class Exchange:
         """Have what was on its way to a coordinator leave once more, for its successor."""
         # Others may have made a version of this one's number once more, without this site.
         if self._can_start_over and not self._place.holds_present():
-            raise _Astray
+            raise Astray
         flights = list(self._flights.values())
         for flight in flights:
             if flight.sent is not None:
@@ -330,7 +265,7 @@ class Exchange:
 
     # Departure -----------------------------------------------------------------------------
 
-    def _depart(self, fragment: Fragment, step: int) -> _Flight:
+    def _depart(self, fragment: Fragment, step: int) -> Flight:
         index, meter, marks = fragment.index, self._meter, self._place.marks
         done = meter.total.since(marks[index])
         marks[index] = meter.total
@@ -338,7 +273,7 @@ class Exchange:
         part, version = self._place.parts[index], self._place.versions[index]
         work, weights = meter.work(step, done), self._place.weights_sha256(part)
         header = wire.UploadHeader(fragment=index, version=version, work=work)
-        return _Flight(fragment, part, version, step + tau, done, header, weights)
+        return Flight(fragment, part, version, step + tau, done, header, weights)
 
     def _ask(self, fragment: Fragment, version: int) -> Future[Delivery] | None:
         """The update of a fragment that leads to a version, at rank 0."""
@@ -347,7 +282,7 @@ class Exchange:
         heed = partial(_check_wanted, self._in_vain)
         return self._askers.submit(self._stub.fetch_update, fragment.index, version, heed)
 
-    def _send(self, flights: Sequence[_Flight]) -> None:
+    def _send(self, flights: Sequence[Flight]) -> None:
         """Encode all that is due, save, and send.
 
         The end of each payload stays here until all is saved, beside its way: once one is merged,
@@ -385,24 +320,24 @@ class Exchange:
         finally:
             self._place.checkpoints.settle()  # from here on weights may change
 
-    def _encode(self, flight: _Flight) -> _Parcel:
+    def _encode(self, flight: Flight) -> Parcel:
         part, replica = flight.part, self._replica
         taken = replica.gradients(part) if self._place.has_gradients else replica.delta(part)
         # What the encoder must add: nothing where the delta holds it.
         is_held = self._strategy.owes == "weights"
         residual = State() if is_held else self._residuals.of(part)
         if self._group.rank:
-            return _Parcel(None, residual, {}, "")
+            return Parcel(None, residual, {}, "")
         up = self._place.seal(part, flight.header, flight.weights_sha256)
         payload = up.grow(part.layout)
         try:
             owed = up.encode_into(payload, taken, residual, part.layout)
         except PayloadError as error:  # under masks nobody else could refuse it
-            return _Parcel(None, residual, {}, str(error))
+            return Parcel(None, residual, {}, str(error))
         payload.checksum = payload.digest()
-        return _Parcel(payload, residual, owed, "")
+        return Parcel(payload, residual, owed, "")
 
-    def _deliver(self, flight: _Flight, parcel: _Parcel) -> wire.Receipt:
+    def _deliver(self, flight: Flight, parcel: Parcel) -> wire.Receipt:
         if parcel.refusal:
             return _rejection(parcel.refusal)
         try:
@@ -410,7 +345,7 @@ class Exchange:
         finally:
             self._place.checkpoints.settle()  # whose error says more
 
-    def _take_off(self, flight: _Flight) -> None:
+    def _take_off(self, flight: Flight) -> None:
         """Take Δ, and leave the rest to a thread of rank 0."""
         fragment = flight.part
         self._flights[fragment.index] = flight
@@ -426,9 +361,7 @@ class Exchange:
             taken = queued_until_now(self._device)
             flight.update = self._flyers.submit(self._fly, flight, taken, self._in_vain)
 
-    def _fly(
-        self, flight: _Flight, taken: Callable[[], None], in_vain: threading.Event
-    ) -> Delivery:
+    def _fly(self, flight: Flight, taken: Callable[[], None], in_vain: threading.Event) -> Delivery:
         """In a thread: encode and send, fetch the update, and advance if there is one process."""
         layout = flight.part.layout
         up = self._place.seal(flight.part, flight.header, flight.weights_sha256)
@@ -464,24 +397,24 @@ class Exchange:
             update = update._replace(payload=None)
         return update
 
-    def _settle(self, flight: _Flight, receipt: wire.Receipt, residual: State, owed: State) -> None:
+    def _settle(self, flight: Flight, receipt: wire.Receipt, residual: State, owed: State) -> None:
         """By what became of a contribution, settle what error feedback owes, or be astray."""
         version, fragment = flight.version, flight.fragment
         if receipt.status == wire.Receipt.REJECTED:
             log.warning("contribution to version %d was refused: %s", version, receipt.text)
-            raise _Refused(receipt.text)
+            raise Refused(receipt.text)
         flight.sent, flight.paid = (residual, owed), self._residuals.of(fragment)
         if receipt.status != wire.Receipt.ACCEPTED:
             self._place.note_others(receipt)
             flight.unpaid = self._residuals.of(fragment)
             if self._place.keeps_pace:
                 self._place.checkpoints.drop(version + 1)
-                raise _Astray
+                raise Astray
         self._residuals.settle(fragment, version + 1, owed)
 
     # Landing -------------------------------------------------------------------------------
 
-    def _receive(self, flight: _Flight) -> wire.DownloadHeader:
+    def _receive(self, flight: Flight) -> wire.DownloadHeader:
         """Wait for the update and put it into the global weights, or gradients, at all processes.
 
         At a pace of its own, one update after the other until the contribution is in them.
@@ -490,14 +423,14 @@ class Exchange:
         if self._place.is_behind:
             header = self._place.catch_up()
             if self._place.versions[index] != flight.version + 1:
-                raise _Astray
+                raise Astray
             return header
 
         def heed() -> None:
             if self._listen() and (
                 self._place.keeps_pace or self.expected_step < self._place.num_steps
             ):
-                raise _Over
+                raise Over
 
         # One that could not be merged any more is not waited for.
         last = flight.version + 1 + self._strategy.policy.max_staleness
@@ -522,7 +455,7 @@ class Exchange:
 
     def _advance(self, fragment: Fragment, update: Delivery) -> None:
         if is_superseded(update):
-            raise _Astray
+            raise Astray
         assert update.payload is not None
         replica, down = self._replica, self._strategy.down
         if self._place.is_mirrored:
@@ -531,7 +464,7 @@ class Exchange:
         self._place.advance(fragment, update.payload)
         self._hook.on_update(fragment, update.payload, down)
 
-    def _land(self, flight: _Flight, is_last: bool) -> None:
+    def _land(self, flight: Flight, is_last: bool) -> None:
         """The local weights take over the update, each fragment at a step of its own."""
         fragment, index = flight.fragment, flight.fragment.index
         header = self._receive(flight)
@@ -561,7 +494,7 @@ class Exchange:
             self._place.owe(fragment)
             self._place.keep(fragment)
 
-    def _give_up(self, error: _Astray, versions: Sequence[int] = ()) -> _Anew:
+    def _give_up(self, error: Astray, versions: Sequence[int] = ()) -> Anew:
         """Give up what is in flight; what to start over with.
 
         `versions`: of a coordinator that was started again, maybe earlier ones than this site's.
@@ -572,7 +505,7 @@ class Exchange:
         if versions:
             held = place.go_back(held, versions)
         self._in_vain = threading.Event()
-        if isinstance(error, _Refused):
+        if isinstance(error, Refused):
             refusal = error
         if refusal is not None:
             # At every process: all of them save the next checkpoint, or none does.
@@ -591,15 +524,15 @@ class Exchange:
             elif flight.unpaid is not None:
                 unpaid[flight.fragment.index] = (flight.version, flight.unpaid)
         self._flights.clear()
-        return _Anew(refusal is not None, held, unpaid)
+        return Anew(refusal is not None, held, unpaid)
 
-    def _start_over(self, anew: _Anew) -> int:
+    def _start_over(self, anew: Anew) -> int:
         """Take the global weights; the step that they stand at."""
         place, self._has_moved = self._place, True
         place.start_over(*anew)
         return place.run_step if place.keeps_pace else place.ahead(place.reached(place.versions))
 
-    def _ground(self) -> tuple[list[int | None], _Refused | None]:
+    def _ground(self) -> tuple[list[int | None], Refused | None]:
         """Wait for what is in the air; a call of it in which nothing moves ends by itself.
 
         The versions of the global weights then, as what has come has moved them, and a refusal.
@@ -611,9 +544,9 @@ class Exchange:
                 update = cast(Future[Delivery], flight.update).result()
                 if self._group.size == 1:
                     held[flight.fragment.index] = update.header.version
-            except _Refused as error:
+            except Refused as error:
                 refusal = error
-            except (_Astray, SessionLost):
+            except (Astray, SessionLost):
                 pass
         return held, refusal
 
@@ -621,7 +554,7 @@ class Exchange:
         """The run is complete: hold the weights that it ended with."""
         place = self._place
         if place.keeps_pace or place.reached(place.versions) < place.num_steps:
-            self._try(partial(_fail, _Astray()), place.num_steps)
+            self._try(partial(_fail, Astray()), place.num_steps)
 
     def close(self) -> None:
         """Give up what is still on its way; threads end when their present call does."""

@@ -20,7 +20,8 @@ from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.site import checkpoint
 from fedwan.site.checkpoint import Residuals
-from fedwan.site.exchange import Exchange, _Flight, _Refused
+from fedwan.site.exchange import Exchange
+from fedwan.site.flight import Flight, Refused
 from fedwan.site.group import Group
 from fedwan.site.meter import Work
 from fedwan.site.replica import Replica
@@ -119,7 +120,7 @@ def test_what_is_sent_again_is_of_the_weights_that_the_site_has_still(
     exchange = object.__new__(Exchange)
     owed = Residuals(1)
     (fragment,) = whole({"net/w": spec((2,))})
-    flight = _Flight(fragment, fragment, 3, 8, Work(1, 1), wire.UploadHeader(), "")
+    flight = Flight(fragment, fragment, 3, 8, Work(1, 1), wire.UploadHeader(), "")
     flight.sent, flight.paid = ({}, {}), {"net/w": torch.ones(2)}
     policy = SimpleNamespace(leaves_behind=False)
     begun, sent = list[Any](), list[Any]()
@@ -178,7 +179,7 @@ def test_a_coordinator_that_is_lost_while_a_site_starts_over_is_joined_again() -
     )
 
     def refused() -> None:
-        raise _Refused("not finite")
+        raise Refused("not finite")
 
     assert exchange._try(refused, 9) == 8
     assert told == [(True, [4]), (True, [None]), (True, [None])]
