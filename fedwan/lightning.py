@@ -102,13 +102,19 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuse what would train before the run is joined."""
         known = _lightning().callbacks
-        finders = known.LearningRateFinder | known.BatchSizeFinder
-        found = [type(each).__name__ for each in trainer.callbacks if isinstance(each, finders)]
-        if found and stage == "fit" and given_membership() is not None:
-            raise UserError(
-                f"{found[0]} trains by itself at every start of a site; take it out of the "
-                "callbacks, find its value once, alone (python train.py), and set that"
-            )
+        if stage != "fit" or given_membership() is None:
+            return
+        for each in trainer.callbacks:
+            if isinstance(each, known.LearningRateFinder | known.BatchSizeFinder):
+                raise UserError(
+                    f"{type(each).__name__} trains by itself at every start of a site; take it out "
+                    "of the callbacks, find its value once, alone (python train.py), and set that"
+                )
+            if isinstance(each, known.OnExceptionCheckpoint):
+                raise UserError(
+                    "OnExceptionCheckpoint has Lightning begin at its file once there is one, "
+                    "where a site goes on from its own checkpoint; take it out of the callbacks"
+                )
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Join, and go on from where this site stands."""
@@ -134,9 +140,9 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         self._site = site.__enter__()
         # The run ends the fit, in which steps that are taken again count once more.
         trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
-        trainer.fit_loop.epoch_loop.max_steps = -1
         _check_precision(trainer, site)
         self._position.take_over()
+        _make_room(trainer)
         self._steps = iter(site)
         for index, optimizer in enumerate(optimizers):
             hook = optimizer.register_step_post_hook(partial(self._note_step, index))
@@ -201,6 +207,7 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         # What Lightning calls by three names, as it is logged by step and epoch, by one.
         forks = {f"{name}_{each}" for name in metrics for each in ("step", "epoch")}
         self._site.log(**{n: v for n, v in metrics.items() if n not in forks and v.numel() == 1})
+        _make_room(trainer)
         if len(self._stepped) == len(trainer.optimizers):
             self._stepped, self._is_due = set(), True
 
@@ -332,6 +339,13 @@ class _Position:
         return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
 
 
+def _make_room(trainer: Any) -> None:
+    """The run ends the fit, not `max_steps`, which stays what it was for who reads it till then."""
+    loop = trainer.fit_loop.epoch_loop
+    if 0 <= loop.max_steps <= loop.global_step:
+        loop.max_steps = loop.global_step + 1
+
+
 def _trained_children(
     module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, nn.Module]:
@@ -349,6 +363,13 @@ def _check_precision(trainer: Any, site: Site) -> None:
     """Refuse steps that one site would skip and the others not, or clip by itself."""
     if site.strategy.contributes != "gradient":
         return
+    module, usual = trainer.lightning_module, _lightning().LightningModule
+    if type(module).configure_gradient_clipping is not usual.configure_gradient_clipping:
+        raise UserError(
+            f"{type(module).__name__}.configure_gradient_clipping clips what the coordinator, that "
+            "steps as well, does not; clip by the run's inner.NETWORK.clip_norm, or choose a "
+            "strategy that sends deltas, such as diloco"
+        )
     refused = {
         f"gradient_clip_val={trainer.gradient_clip_val}": trainer.gradient_clip_val,
         f"precision={trainer.precision!r}": getattr(trainer.precision_plugin, "scaler", None),

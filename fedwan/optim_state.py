@@ -108,9 +108,12 @@ class NamedOptimizers:
         """Have these moments and no others; learning rates stay as they are."""
         self.forget()
         beside = {key: counted_beside(o) for key, o in self.optimizers.items()}
+        owners = {self._names[p]: key for key, o in self.optimizers.items() for p in _held(o)}
         for name, value in flat.items():
             head, _, parameter = name.partition("|")
             key, _, field = head.rpartition(":")
+            if is_whole:  # the coordinator's, by its own names: one for each network
+                key = owners.get(parameter, key)
             if parameter not in self.params or key not in self.optimizers:
                 raise CheckpointError(
                     f"optimiser state {name!r} is of no parameter of this model; resume with the "

@@ -75,6 +75,42 @@ class Plain(Net):
         return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=0.01)
 
 
+class Annealed(Plain):
+    """Its loss falls with the steps that are left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: list[float] = []
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.left.append(1 - self.global_step / self.trainer.max_steps)
+        return super().training_step(batch, batch_idx) * self.left[-1]
+
+
+class Clipping(Plain):
+    """By itself."""
+
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        self.clip_gradients(optimizer, gradient_clip_val=0.01, gradient_clip_algorithm="norm")
+
+
+class Scaling(Plain):
+    """Its hook changes gradients, after the callback's."""
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        for param in self.net.parameters():
+            param.grad.mul_(0.01)  # type: ignore[union-attr]
+
+
+class Falling(Plain):
+    """A rate that falls from the run's own."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
 class Loose(Plain):
     """Trains a parameter that is in no network."""
 
@@ -127,6 +163,9 @@ class Together(Gan):
 MODULES: dict[str, Callable[[], LightningModule]] = {
     "net": Net,
     "plain": Plain,
+    "clipping": Clipping,
+    "scaling": Scaling,
+    "falling": Falling,
     "loose": Loose,
     "gan": Gan,
     "turns": partial(Gan, in_turns=True),
@@ -152,9 +191,8 @@ def fit(
         accelerator="cpu",
         enable_progress_bar=False,
         enable_model_summary=False,
-        enable_checkpointing=False,
         callbacks=[*own, *callbacks],
-        **{"max_epochs": -1, "logger": False} | settings,
+        **{"max_epochs": -1, "logger": False, "enable_checkpointing": False} | settings,
     )
     validation = DataLoader(Points(), 6) if module == "net" else None
     with warnings.catch_warnings():

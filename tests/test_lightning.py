@@ -17,7 +17,11 @@ import pytest
 import torch
 from lightning_fabric.utilities.distributed import DistributedSamplerWrapper
 from pytorch_lightning import Callback, LightningDataModule, Trainer
-from pytorch_lightning.callbacks import EMAWeightAveraging, LearningRateFinder
+from pytorch_lightning.callbacks import (
+    EMAWeightAveraging,
+    LearningRateFinder,
+    OnExceptionCheckpoint,
+)
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.plugins.precision import MixedPrecision
 from torch.utils.data import DataLoader
@@ -31,14 +35,15 @@ from fedwan.link.base import Link
 from fedwan.simulation import Absence, SimulatedRun, simulate
 from fedwan.site.assignment import VARIABLE, read_outcome
 from fedwan.state import State, hash_state, state_of
-from tests.lightning_modules import Net, Points, fit, loader_of
+from tests.lightning_modules import Annealed, Net, Points, fit, loader_of
 from tests.site.support import ROOT, Served
 from tests.support import PoisoningLink, same_bits
 
 # Lightning has advice to give: workers, intervals, an accelerator.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-NETWORKS = {"net": ("net",), "plain": ("net",), "gan": ("discriminator", "generator")}
+ONE = ("net", "plain", "clipping", "scaling", "falling")
+NETWORKS = dict.fromkeys(ONE, ("net",)) | {"gan": ("discriminator", "generator")}
 FULL = ("codec.up=fp32", "codec.down=fp32")
 
 
@@ -130,6 +135,31 @@ def test_the_run_ends_a_fit_whatever_steps_it_was_given(tmp_path: Path) -> None:
         assert ran.site_sha256 == expected.site_sha256
 
 
+def test_a_module_can_anneal_by_the_trainers_number_of_steps(tmp_path: Path) -> None:
+    left: list[list[float]] = []
+
+    def train(_: object) -> None:
+        left.append(fit(tmp_path, Annealed, max_steps=12).left)
+
+    simulate(config_of("plain", 12, 3), tmp_path, train=train)
+    fit_alone = fit(tmp_path, Annealed, with_fedwan=False, max_steps=12)
+    assert left == [fit_alone.left] and len(fit_alone.left) == 12
+
+
+def test_under_sync_a_site_comes_back_whatever_its_optimisers_are_called(tmp_path: Path) -> None:
+    """Lightning's are called by their numbers, the coordinator's by their networks."""
+    words = ("strategy=sync", "sites=1", "steps=12", "eval.every=0", "checkpoint.every=1")
+    inner = ("inner.net.name=adam", "inner.net.lr=0.01")
+    run = simulate(
+        load_run(None, ["workload=command", *words, *inner]),
+        tmp_path,
+        train=lambda place: fit(tmp_path, "plain", "stateful"),
+        absences={"s1": Absence(0.5, 0.5)},
+    )
+    assert run.totals.rejoins == 1
+    assert run.site_sha256 == {"s1": hash_state(run.model.state)}
+
+
 @pytest.mark.slow
 def test_a_process_that_is_killed_and_started_again_comes_to_the_same_bits(
     tmp_path: Path, identities: Path
@@ -213,6 +243,9 @@ def test_gradients_of_all_networks_are_exchanged_before_the_first_step(tmp_path:
             lambda folder: exchanging(folder, "plain", gradient_clip_val=0.5),
             r"gradient_clip_val=0.5.*inner.NETWORK.clip_norm",
         ),
+        (lambda folder: exchanging(folder, "clipping"), "Clipping.configure_gradient_clipping"),
+        (lambda folder: exchanging(folder, "scaling"), "gradients of 'net' have changed since"),
+        (lambda folder: exchanging(folder, "falling"), "the lr of 'net' is 0.005, not 0.01"),
         (
             lambda folder: trained(folder, steps=12, max_epochs=1),
             r"ended at step 6 of 12.*max_epochs=-1",
@@ -222,6 +255,12 @@ def test_gradients_of_all_networks_are_exchanged_before_the_first_step(tmp_path:
         (
             lambda folder: trained(folder, callbacks=[LearningRateFinder()]),
             "LearningRateFinder trains by itself",
+        ),
+        (
+            lambda folder: trained(
+                folder, callbacks=[OnExceptionCheckpoint(folder)], enable_checkpointing=True
+            ),
+            "OnExceptionCheckpoint has Lightning begin at its file",
         ),
     ],
 )

@@ -129,7 +129,7 @@ def _send(services: Sequence[Service], number: int) -> None:
             os.kill(pid, number)
 
 
-_FRAME = ("===", "---", "error_file:", "traceback :")
+_FRAME = ("===", "---", "exitcode  :", "error_file:", "traceback :")
 """What torchrun puts around a process's exit code."""
 _OWN_INFO = re.compile(r"\S+ \S+ INFO fedwan\.")
 """How a line begins that fedwan has logged in a training process: all was well then."""

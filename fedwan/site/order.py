@@ -48,6 +48,9 @@ class StepOrder:
         """Of each parameter, what changes once the gradient that was exchanged is written to."""
         self._stepped: list[torch.optim.Optimizer] = []
         self._hooks = [o.register_step_pre_hook(self._look) for o in self._optimizers.values()]
+        self._hooks += [
+            o.register_step_post_hook(self._look_back) for o in self._optimizers.values()
+        ]
 
     def note_exchanged(self, step: int) -> None:
         """Gradients of a step, counted from 0, have been exchanged: clipped, they stay."""
@@ -76,8 +79,14 @@ class StepOrder:
         if self._all_step and optimizer in self._stepped:
             self._refuse("an optimiser has stepped twice after it")
         self._stepped.append(optimizer)
-        if any(map(callable, (*args[1:], *kwargs.values()))):
-            return
+        if not _has_closure(args, kwargs):
+            self._check(optimizer)
+
+    def _look_back(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if _has_closure(args, kwargs):  # as Lightning gives: it has exchanged gradients inside
+            self._check(optimizer)
+
+    def _check(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._marks:
             self._refuse("an optimiser has stepped before it")
         for group in optimizer.param_groups:
@@ -97,6 +106,10 @@ class StepOrder:
             "once; leave clipping and schedules to the run (inner.NETWORK.clip_norm, .schedule), "
             "or choose a strategy that sends deltas, such as strategy=local_sgd h=1"
         )
+
+
+def _has_closure(args: Any, kwargs: Any) -> bool:
+    return any(map(callable, (*args[1:], *kwargs.values())))
 
 
 def _mark(parameter: Tensor) -> tuple[int, int] | None:
