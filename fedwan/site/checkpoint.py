@@ -410,7 +410,7 @@ class SiteCheckpoints:
         """
         if self._group.size == 1:
             return set()
-        # Pieces are others at each process, or at most.
+        # Pieces are others at each process, but for those of replicas (HSDP).
         live = self._replica.live
         cut = {f"model:{name}" for name, value in live.items() if is_cut(value)}
         cut |= {f"optimizer:{name}" for name, value in moments.items() if is_cut(value)}

@@ -98,7 +98,7 @@ def test_an_update_that_comes_out_between_join_and_the_first_download_leaves_no_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("scenario", "seed"), [("diloco", 20), ("masked", 58)])
+@pytest.mark.parametrize(("scenario", "seed"), [("diloco", 35), ("masked", 41)])
 def test_the_steps_after_a_refusal_can_be_taken_again(
     scenario: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

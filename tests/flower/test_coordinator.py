@@ -230,7 +230,7 @@ def test_a_run_that_goes_on_keeps_the_command_that_it_began_with(
     for command, where in ((["python", "train.py"], "a"), ([], "b"), (["python", "new.py"], "c")):
         (tmp_path / where).mkdir()
         monkeypatch.chdir(tmp_path / where)
-        with coordinator._site_services(tmp_path / "pki", [path.parent], 7, command):
+        with coordinator._site_services(Config(), tmp_path / "pki", [path.parent], 7, command):
             site = load_site(path)
             found.append((site.command, Path(site.folder).name))
     assert found == [("python train.py", "a"), ("python train.py", "a"), ("python new.py", "c")]

@@ -165,6 +165,7 @@ def test_an_upload_goes_out_while_its_payload_is_encoded(bench: Bench, identitie
         arrived = in_thread(lambda: carry(bench, link, "up", growing))
         time.sleep(0.1)  # the stream is open and waits for bytes
         fp32().encode_into(growing, state, {}, bench.layout)
+        growing.finish()
         assert arrived(10.0) == read_all(fp32().encode(state, {}, bench.layout)[0])
         receipt = in_thread(lambda: link.upload(header_of(failing, version=1), failing))
         time.sleep(0.1)
