@@ -103,8 +103,11 @@ class Payload:
 
     def finish(self) -> None:
         """All records are there."""
+        if self._num_present + _TRAILER.size != self.num_bytes:
+            error = AssertionError("records are not as long as was said")
+            self.fail(error)  # who reads must not wait for ever
+            raise error
         self._put(_TRAILER.pack(self._digest.intdigest()), is_hashed=False)
-        assert self._num_present == self.num_bytes, "records are not as long as was said"
 
     def digest(self) -> int:
         """XXH3-64 of all but the trailer."""

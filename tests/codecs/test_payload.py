@@ -130,6 +130,16 @@ def test_readers_are_told_that_encoding_failed_and_what_is_there_is_good() -> No
     assert growing.read(0, there) == payload.read(0, there)
 
 
+def test_readers_are_told_of_a_payload_that_ends_too_early() -> None:
+    growing = int4().grow(GROWN)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(growing.read, growing.num_bytes - 8, 8)
+        with pytest.raises(AssertionError, match="not as long"):
+            growing.finish()
+        with pytest.raises(FedwanError, match="could not be encoded"):
+            waiting.result(30)
+
+
 def test_any_byte_but_0_is_true_and_a_bool_of_it_is_1() -> None:
     made = tensor_from_bytes(b"\x00\x02\xff\x01", torch.bool, (2, 2))
     assert made.view(torch.uint8).tolist() == [[0, 1], [1, 1]]
