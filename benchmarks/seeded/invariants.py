@@ -64,6 +64,8 @@ class Invariants:
         """By fragment, version and site, in the steps from there."""
         self._lost: dict[Place, State] = {}
         """What coding has lost of the updates so far, by fragment and version."""
+        self._learnt: dict[Place, State] = {}
+        """Of this, what sites have taken for their own: of each update their share of all steps."""
         self._begun: dict[Place, None] = {}
         """Where a site has begun, without what it knew of others, by fragment and version."""
         self._steps: dict[int, int] = {}
@@ -82,7 +84,7 @@ class Invariants:
         self._merged = {k: v for k, v in self._merged.items() if held and v <= held[k.fragment]}
         self._accepted.clear()
         self._saved = [min(held, default=0)]
-        for of in (self._variates, self._lost, self._begun):
+        for of in (self._variates, self._lost, self._learnt, self._begun):
             for at in [at for at in of if at[1] > (held[at[0]] if held else 0)]:
                 del of[at]  # which is made anew
         self._observe(run)
@@ -156,9 +158,7 @@ class Invariants:
         """The weights of an update with the undisturbed run's, where they have to be the same."""
         versions, sha = tuple(hub.model.versions), hash_state(hub.model.state)
         self._world.report.sha[versions] = self._told[versions] = sha
-        for at, fragment in zip(enumerate(versions), hub.model.fragments, strict=True):
-            lost = {n: v for n, v in hub.model._residual.items() if n in fragment.layout}
-            self._lost[at] = clone(lost)
+        self._note_lost(hub)
         self._world.note(f"versions {versions} are {sha[:12]}")
         self._world.report.num_updates += 1
         if self._is_bound():
@@ -166,6 +166,20 @@ class Invariants:
             if sha != self._undisturbed.get(versions):
                 text = f"versions {versions} are not those of the undisturbed run"
                 self._world.violated(text)
+
+    def _note_lost(self, hub: Servicer) -> None:
+        """What coding has lost of the updates of this round's fragment, and sites have learnt."""
+        round_, residual = hub.rounds.round, hub.model._residual
+        fragment, version = round_.fragment, round_.version
+        here, before = (fragment.index, version + 1), (fragment.index, version)
+        lost = {n: v for n, v in residual.items() if n in fragment.layout}
+        self._lost[here] = lost = clone(lost)
+        most = len(self._world.names) * fragment.steps(self._world.config.h)
+        share = sum(merge.contribution.work.steps for merge in round_.merged) / most
+        past, learnt = self._lost.get(before, {}), self._learnt.get(before, {})
+        self._learnt[here] = {
+            n: learnt.get(n, 0.0) + share * (v - past.get(n, 0.0)) for n, v in lost.items()
+        }
 
     def _check_accepted(self, hub: Servicer) -> None:
         """What was accepted is merged once its round is over, if its site still takes part.
@@ -222,7 +236,8 @@ class Invariants:
     def check_variates(self) -> None:
         """Sum to 0 over the sites, once all stand at a version at which none has begun.
 
-        But for what the updates' coding has lost since all began anew, which the next one pays.
+        But for what the updates' coding has lost since all began anew, which the next one pays;
+        where sites took fewer steps than all, they learn of it at that share.
         """
         world = self._world
         is_barrier = find(world.report.scenario).same_bits != "never"
@@ -234,8 +249,8 @@ class Invariants:
                 continue
             for name in next(iter(of.values())):
                 values = torch.stack([state[name] for state in of.values()])
-                mean = self._steps[index] * values.mean(0) + self._lost[at].get(name, 0.0)
-                begun = [lost[name] for lost in self._lost.values() if name in lost]
+                mean = self._steps[index] * values.mean(0) + self._learnt[at].get(name, 0.0)
+                begun = [lost[name] for lost in self._learnt.values() if name in lost]
                 lacking = min(float((mean - lost).abs().max()) for lost in (0.0, *begun))
                 if lacking > VARIATES:
                     world.violated(

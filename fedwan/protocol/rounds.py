@@ -80,6 +80,8 @@ class Rounds(Generic[C, U]):
         self._merged: list[dict[str, tuple[int, int]]] = [{} for _ in fragments]
         """Of each site, the version that its latest merged contribution started from, and the one
         that it became part of."""
+        self._left: set[Key] = set()
+        """Contributions of processes that are gone, which their successors cannot make again."""
         self.own = [""] * len(fragments)
         """By fragment, the site whose contribution its latest update is, bit for bit; or empty."""
         self.anew_from = [0] * len(fragments)
@@ -136,6 +138,8 @@ class Rounds(Generic[C, U]):
     def settled(self, key: Key) -> Literal["accepted", "stale", ""]:
         """What becomes of a contribution whatever its bytes are; empty where they are wanted."""
         fragment, version, site = key
+        if key in self._left:
+            return "stale"
         if (version, site) in self._whole[fragment]:
             return "accepted"
         if self._policy.max_staleness and self.is_merged(key):
@@ -332,7 +336,8 @@ class Rounds(Generic[C, U]):
         self.latest = [merge.key.site for merge in present.merged]
         merged = self._merged[index]
         for key, contribution, _, _ in present.merged:
-            merged[key.site] = max((key.version, version), merged.get(key.site, (0, 0)))
+            if key not in self._left:
+                merged[key.site] = max((key.version, version), merged.get(key.site, (0, 0)))
             self._paces.note(key.site, contribution.work)
         return self._forget(present)
 
@@ -346,7 +351,8 @@ class Rounds(Generic[C, U]):
     def _forget(self, present: Round[C]) -> list[C]:
         whole = self._whole[present.fragment.index]
         done = [whole.pop((key.version, key.site)) for key in present.given]
-        _, least = self.least_wanted()
+        index, least = self.least_wanted()
+        self._left = {key for key in self._left if key.fragment != index or key.version >= least}
         late = [key for key in whole if key[0] < least]
         self.dropped += len(late)
         return done + [whole.pop(key) for key in late]
@@ -445,20 +451,29 @@ class Rounds(Generic[C, U]):
     def note_back(self, site: str, checkpoint: int, *, repeats: bool = True) -> bool:
         """A process is new, of this checkpoint; whether that is older than the run, for good.
 
-        Others must not be corrected for what it lost, and where fragments travel at times of their
-        own no checkpoint is of all of them. Without `repeats` it cannot have the weights to take
-        the last steps again from.
+        Others must not be corrected for what it lost; where it cannot make again what was sent, as
+        no checkpoint is of all fragments, never. Without `repeats` it cannot have the weights to
+        take the last steps again from.
         """
         if repeats and self.is_behind(site, checkpoint):
             return False
-        is_of_all = self._strategy.is_exact(len(self._fragments))
-        for fragment, merged in enumerate(self._merged):
-            has_lost = self._resumed_at[fragment] > checkpoint
-            if site in merged:
-                has_lost = merged[site][1] > (checkpoint if is_of_all else 0)
-            if has_lost:
-                self.begin_anew(fragment)
+        if self._strategy.is_exact(len(self._fragments)):
+            for fragment, merged in enumerate(self._merged):
+                if merged.get(site, (0, self._resumed_at[fragment]))[1] > checkpoint:
+                    self.begin_anew(fragment)
+        elif self._strategy.contributes == "delta" and self._strategy.clock == "versions":
+            self._leave(site)
         return self._strategy.clock == "versions" and checkpoint < self.versions[0]
+
+    def _leave(self, site: str) -> None:
+        """What a process has sent counts, but its successor learns nothing of it."""
+        for fragment, merged in enumerate(self._merged):
+            left = {Key(fragment, *key) for key in self._whole[fragment] if key[1] == site}
+            if site in merged:
+                left.add(Key(fragment, merged.pop(site)[0], site))
+            self._left |= left
+            if left or self.versions[fragment]:
+                self.begin_anew(fragment)
 
     def begin_anew(self, fragment: int) -> None:
         """What a strategy keeps at the sites begins anew at all of them, with the next version.

@@ -323,6 +323,22 @@ def test_what_a_new_process_has_lost_others_are_not_corrected_for(
     assert rounds.tell("s2", 0).anew_from == anew_from
 
 
+def test_where_a_new_process_cannot_make_again_what_was_sent_it_is_not_its_own() -> None:
+    rounds = make(RoundPolicy(3, 3, 10.0), num_fragments=2)
+    send(rounds, "s1", 0, 0.0)
+    rounds.note_back("s1", 1)
+    assert rounds.settled(Key(0, 0, "s1")) == "stale" and rounds.settled(Key(0, 0, "s2")) == ""
+    assert rounds.tell("s2", 0).anew_from == 1 and not rounds.tell("s2", 1).anew_from
+    send(rounds, "s2", 0, 1.0)
+    send(rounds, "s3", 0, 1.0)
+    close(rounds)
+    assert rounds.latest == ["s1", "s2", "s3"], "it is merged all the same"
+    told = [rounds.tell(site, 0).merged_into for site in ("s1", "s2", "s3")]
+    assert told == [0, 1, 1], "but a process that did not send it learns nothing from it"
+    rounds.note_back("s2", 1)
+    assert rounds.tell("s2", 0).merged_into == 0 and rounds.tell("s3", 0).anew_from == 2
+
+
 @pytest.mark.parametrize(("checkpoint", "anew_from"), [(6, 0), (5, 0), (4, 6), (0, 6)])
 def test_a_coordinator_that_went_on_knows_not_whom_its_weights_are_of_and_has_all_begin_anew(
     checkpoint: int, anew_from: int
