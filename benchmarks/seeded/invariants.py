@@ -174,7 +174,7 @@ class Invariants:
         here, before = (fragment.index, version + 1), (fragment.index, version)
         lost = {n: v for n, v in residual.items() if n in fragment.layout}
         self._lost[here] = lost = clone(lost)
-        most = len(self._world.names) * fragment.steps(self._world.config.h)
+        most = len(self._world.names) * fragment.steps(hub.rounds._strategy.h)
         share = sum(merge.contribution.work.steps for merge in round_.merged) / most
         past, learnt = self._lost.get(before, {}), self._learnt.get(before, {})
         self._learnt[here] = {
