@@ -429,7 +429,9 @@ class Servicer(Federation):
             is_behind = False
             if kind == wire.DownloadRequest.GLOBAL:
                 self._note_back(site)
-                is_behind = bool(request.version) and self.rounds.is_behind(site, request.version)
+                is_behind = bool(request.version) and self.rounds.is_behind(
+                    site, request.version - 1
+                )
             step = self.rounds.others_step(time.monotonic())
             told = self.rounds.tell(site, 0, status=wire.DownloadHeader.HELD, others_step=step)
         if model is None:
@@ -439,13 +441,13 @@ class Servicer(Federation):
             told.versions.extend(published)
             return Delivery(told, None)
         if held and (is_behind or held == model.hash_at(published)):
-            told.versions.extend((request.version,) if is_behind else published)
+            told.versions.extend((request.version - 1,) if is_behind else published)
             told.version = model.version_of(told.versions)
             told.sizes = self._sizes(enumerate(told.versions))
             return Delivery(told, None)
         if is_behind and not kept:
             with self.changed:
-                self._note_lost(site, request.version)
+                self._note_lost(site, request.version - 1)
         if (kept := kept or self._snapshots.take(site, kind, model)) is None:
             return Delivery(wire.DownloadHeader(status=wire.DownloadHeader.NOT_YET), None)
         payload, versions = kept

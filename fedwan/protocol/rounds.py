@@ -457,22 +457,24 @@ class Rounds(Generic[C, U]):
         """
         if repeats and self.is_behind(site, checkpoint):
             return False
-        if self._strategy.is_exact(len(self._fragments)):
-            for fragment, merged in enumerate(self._merged):
-                if merged.get(site, (0, self._resumed_at[fragment]))[1] > checkpoint:
-                    self.begin_anew(fragment)
-        elif self._strategy.contributes == "delta" and self._strategy.clock == "versions":
-            self._leave(site)
+        if self._strategy.contributes == "delta" and self._strategy.clock == "versions":
+            self._leave(site, checkpoint, repeats)
         return self._strategy.clock == "versions" and checkpoint < self.versions[0]
 
-    def _leave(self, site: str) -> None:
-        """What a process has sent counts, but its successor learns nothing of it."""
+    def _leave(self, site: str, checkpoint: int, repeats: bool) -> None:
+        """What a process has sent counts, but who cannot make it again learns nothing of it."""
+        count = len(self._fragments)
+        is_exact = self._strategy.is_exact(count)
+        made = checkpoint + (repeats and self._strategy.repeats(count)) if is_exact else 0
         for fragment, merged in enumerate(self._merged):
-            left = {Key(fragment, *key) for key in self._whole[fragment] if key[1] == site}
-            if site in merged:
-                left.add(Key(fragment, merged.pop(site)[0], site))
-            self._left |= left
-            if left or self.versions[fragment]:
+            start, into = merged.get(site, (0, self._resumed_at[fragment]))
+            has_lost = into > checkpoint if is_exact else self.versions[fragment] > 0
+            sent = [version for version, name in self._whole[fragment] if name == site]
+            sent += [start] if site in merged else []
+            if left := {Key(fragment, version, site) for version in sent if version >= made}:
+                merged.pop(site, None)
+                self._left |= left
+            if left or has_lost:
                 self.begin_anew(fragment)
 
     def begin_anew(self, fragment: int) -> None:

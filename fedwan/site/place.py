@@ -234,8 +234,9 @@ class Place:
     ) -> wire.DownloadHeader:
         """Have the weights that the coordinator has, which sends what this site has not.
 
-        Nothing is sent where `held_sha256` is theirs, or they are of the version that this site
-        `repeats` the last steps from, or where it can follow the updates from the versions `held`.
+        Nothing is sent where `held_sha256` is theirs, or they are of the version before the one to
+        which this site `repeats` the steps, or where it can follow the updates from the versions
+        `held`.
         """
         asked = Asked(kind=Asked.GLOBAL, version=repeats, held_sha256=held_sha256)
         asked.held_versions.extend(held)
@@ -283,7 +284,11 @@ class Place:
         is lost meanwhile, nothing is done yet that cannot be done again.
         """
         versions = [version or 0 for version in held]
-        header, outer = self._follow(versions, held) if self.follows else self._fetch(""), None
+        if self.is_behind:  # what it sent is merged, and this it has lost
+            header, self.is_behind = self._fetch("", repeats=versions[0] + 1), False
+        else:
+            header = self._follow(versions, held) if self.follows else self._fetch("")
+        outer = None
         if self.is_mirrored:
             outer, header = self._mirror(header)
         self.replica.adopt()
@@ -402,7 +407,7 @@ class Place:
         if self.is_behind:
             is_here = self.checkpoints.load_global(self.fragments[0], newest)
             held_sha256 = self.replica.held_sha256(self.fragments) if is_here else ""
-            header = self._fetch(held_sha256, repeats=newest)
+            header = self._fetch(held_sha256, repeats=newest + 1)
             self.is_behind = self.versions == [newest]
             return header
         held = [self._held(f, v) for f, v in zip(self.fragments, versions, strict=True)]
