@@ -85,11 +85,8 @@ def overlay(base: Section, *trees: Mapping[str, Any]) -> Section:
         key = ".".join(map(str, path))
         is_one = isinstance(value, str) and "," not in value
         is_list = typing.get_origin(kind_at(schema, key)) is list
-        nested = [value] if is_one and is_list else value
-        for part in reversed(path):
-            nested = {part: nested}
         try:
-            merged.merge_with(nested)
+            merged.merge_with(_nested(path, [value] if is_one and is_list else value))
         except OmegaConfBaseException as error:
             faults.append(_fault(key, value, schema, error))
     if faults:
@@ -195,6 +192,21 @@ def leaves_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves_of(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def tree_of(key: str, value: Any) -> dict[str, Any]:
+    """A value in nested mappings, at a dotted key.
+
+    >>> tree_of("codec.up", "int4")
+    {'codec': {'up': 'int4'}}
+    """
+    return _nested(key.split("."), value)
+
+
+def _nested(path: Sequence[str], value: Any) -> Any:
+    for part in reversed(path):
+        value = {part: value}
+    return value
 
 
 def value_at(config: Any, key: str) -> Any:

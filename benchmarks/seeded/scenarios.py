@@ -35,6 +35,9 @@ SCENARIOS = {
         "h=2 strategy=scaffnew codec.up=int4 codec.down=int4 " + MOMENTUM,
         "always",
     ),
+    "scaffnew own h": Scenario(
+        "h=2 strategy=scaffnew codec.down=int4 network.discriminator.h=1", "until a death"
+    ),
     "sync": Scenario("strategy=sync steps=12 " + SGD, "until a death"),
     "streaming": Scenario(
         "strategy=streaming_diloco stream.fragments=2 stream.tau=1 h=4 codec.up=int4",

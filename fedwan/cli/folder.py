@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from fedwan.cli.arguments import resuming
-from fedwan.config import COMMAND, MASKED, Config
-from fedwan.config_tree import leaves_of
+from fedwan.config import COMMAND, MASKED, Config, merge
+from fedwan.config_tree import leaves_of, tree_of
 from fedwan.errors import ConfigError
 from fedwan.flower.processes import only_one
 from fedwan.names import nearest
@@ -93,7 +93,7 @@ def load_config(
     if resume and not is_done:
         from fedwan.coordinator.model import newest_whole
 
-        _check_changes(config)
+        config = _as_begun(config)
         newest_whole(out / "checkpoint")  # what is damaged is told before anything starts
     if not resume and from_version is not None:
         raise ConfigError(f"--from-version={from_version} is for a run that goes on; add --resume")
@@ -116,23 +116,30 @@ def load_config(
     return config
 
 
-def _check_changes(asked: Config) -> None:
+def _as_begun(asked: Config) -> Config:
     """Refuse what a run cannot change on its way.
 
-    Of a script's run what is 0 or empty, but for its seed, is open until its networks are known.
+    Of a script's run what is not given, but for its seed, would be open until its networks are
+    known: it stays as the run has it.
     """
     if not (Path(asked.out) / "config.yaml").exists():
-        return
+        return asked
     board, _ = read_run(Path(asked.out))
     before, is_script = dict(leaves_of(board.config)), asked.workload == COMMAND
-    fixed = FIXED | ({"steps"} if asked.privacy.epsilon else set())  # noise is made for so many
-    fixed |= FIXED_MASKED if asked.codec.up in MASKED else set()
+    fixed = FIXED | (FIXED_MASKED if board.config.codec.up in MASKED else set())
+    if is_script:
+        now, usual = dict(leaves_of(asked)), dict(leaves_of(Config()))
+        own = {key for key, value in now.items() if value and value != usual.get(key)}
+        own |= {"seed", "strategy"}
+        kept = {k: v for k, v in before.items() if k not in own and _is_in(k, fixed)}
+        asked = merge(asked, *(tree_of(key, value) for key, value in kept.items()))
+    fixed |= {"steps"} if asked.privacy.epsilon else set()  # noise is made for so many
     fixed |= {f"inner.{network}.state" for network in asked.inner}  # whether moments travel
     faults = [
         f"{key} = {value!r}, and the run in {asked.out!r} began with {before.get(key)!r}; leave it "
         "out, or begin a new run with init.NETWORK=FILE, which `fedwan export` writes"
         for key, value in leaves_of(asked)
-        if value != before.get(key) and {key, key.split(".")[0]} & fixed
+        if value != before.get(key) and _is_in(key, fixed)
         if value or key == "seed" or not (value is None or is_script)
     ]
     if 0 < asked.steps < board.step:
@@ -142,3 +149,8 @@ def _check_changes(asked: Config) -> None:
         )
     if faults:
         raise ConfigError("\n".join(faults))
+    return asked
+
+
+def _is_in(key: str, keys: Collection[str]) -> bool:
+    return key in keys or key.split(".")[0] in keys

@@ -31,6 +31,8 @@ class Past:
     """What sites did after their last contributions, as they said when they left."""
     saved: list[int] = field(default_factory=list)
     """Versions of the fragments in the checkpoint that was written last."""
+    spent: int = 0
+    """Steps of privacy of whole sites, with those of versions that were made twice."""
     anew_from: list[int] = field(default_factory=list)
     """See `Rounds.anew_from`."""
 
@@ -61,6 +63,7 @@ class Past:
                 self.unmerged.add_work(wire.Work(**{name: row[name] for name in SPENT}))
             case "checkpoint":
                 self.saved = list(row["versions"])
+                self.spent = max(self.spent, row.get("spent", 0))
             case "warning" if "anew_from" in row:
                 self.anew_from = list(row["anew_from"])
             case "resume":  # that the sites began anew at a version that is taken back was so, too

@@ -245,7 +245,7 @@ class CoordinatedRun:
         if config.privacy.is_of("site"):
             self._privacy = SitePrivacy(config, layout, fragments)
             if self._past_privacy:
-                self._privacy.resume(*self._past_privacy)
+                self._privacy.resume(*self._past_privacy, self._past.spent)
             event, text = self._privacy.tell(layout)
             self.hub.event(event, None, text)
         self._mergers = Mergers(self.hub, strategy, config, self._folder, self._privacy)
@@ -465,7 +465,8 @@ class CoordinatedRun:
             meta["privacy"] = self._privacy.state_dict()
         versions = list(model.versions)
         model.save(self._folder / "checkpoint", meta)
-        self._record({"kind": "event", "event": "checkpoint", "site": None, "versions": versions})
+        told = {"versions": versions} | ({"spent": self._privacy.steps} if self._privacy else {})
+        self._record({"kind": "event", "event": "checkpoint", "site": None, **told})
         if versions != self._saved[1]:
             # Sites keep what they need to go on from the one before, too: this one may be damaged.
             hub.durable_version, durable = self._saved

@@ -36,10 +36,13 @@ class SitePrivacy(Spending):
         super().__init__(config.privacy, config.num_sites, "sites", 1.0, versions)
         self._num_sites = config.num_sites
 
-    def resume(self, state: dict[str, Any], num_lost: int) -> None:
-        """Go on from a checkpoint, after which so many versions were sent out that it has not."""
+    def resume(self, state: dict[str, Any], num_lost: int, spent: int) -> None:
+        """Go on from a checkpoint, after which so many versions were sent out that it has not.
+
+        `spent`: steps that were counted before, maybe of versions that are made a third time.
+        """
         self.load_state_dict(state)
-        self.steps += num_lost
+        self.steps = max(self.steps + num_lost, spent)
 
     def tell(self, layout: Layout) -> tuple[str, str]:
         """An event, a warning if noise drowns the rest, and a line of how much there is."""

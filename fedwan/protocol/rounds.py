@@ -142,6 +142,8 @@ class Rounds(Generic[C, U]):
             return "stale"
         if (version, site) in self._whole[fragment]:
             return "accepted"
+        if any(merge.key.version == version for merge in self._closed.get(fragment, ())):
+            return "stale"
         if self._policy.max_staleness and self.is_merged(key):
             return "accepted"
         # A site that took the global weights may be ahead of the update that leads to them.

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from filelock import FileLock
 
 from fedwan.codecs import Codec
 from fedwan.codecs.masked import SEED_BYTES, KeyStreams, bind
@@ -47,6 +48,9 @@ from fedwan.protocol.unmasking import (
 _NONCE_BYTES = 12
 
 
+_KEY = "masks.key"
+
+
 class Sealed(NamedTuple):
     """How one contribution is coded, and what travels with it."""
 
@@ -63,7 +67,7 @@ class Masker:
         self._needed = needed
         self._identity, self._run_id, self._names = identity, run_id, list(names)
         self._place = self._names.index(identity.name)
-        self._folder, path = folder, folder / "masks.key"
+        self._folder, path = folder, folder / _KEY
         if not path.exists():
             replace_bytes(path, secrets.token_bytes(64), 0o600)
         content = path.read_bytes()
@@ -76,6 +80,11 @@ class Masker:
         self._bases: dict[int, tuple[int, bytes]] = {}
         """By fragment, the version that was sealed last, and what all are to have alike there."""
         self._given = _Given(folder / "masks.jsonl")
+
+    @staticmethod
+    def holds(folder: Path) -> bool:
+        """Whether a site has begun a run under masks here."""
+        return (folder / _KEY).exists()
 
     def card(self) -> wire.MaskCard:
         """This site's public keys."""
@@ -218,29 +227,27 @@ class _Given:
     """What this site has signed, one list of survivors for a version, on disk."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._said: dict[tuple[int, int], tuple[list[str], str]] = {}
-        """By fragment and version: names, and the hash of the statement."""
+        self._path, self._lock = path, FileLock(path.with_suffix(".lock"))
         if not path.exists():
             replace_bytes(path, b"")  # its name is on disk before the first line
-        for line in path.read_text().splitlines():
-            with suppress(ValueError):  # a torn line: what it tells of had not left
-                fragment, version, names, said = json.loads(line)
-                self._said[fragment, version] = names, said
 
     def note(self, asked: wire.Unmask, statement: bytes) -> None:
         """Note a list, or refuse it: two sums tell what they differ in."""
-        key, names = (asked.fragment, asked.version), list(asked.survivors)
-        mine = names, hashlib.sha256(statement).hexdigest()
-        before = self._said.get(key)
-        if before is None:
-            with open(self._path, "a", encoding="utf-8") as file:
+        key, names = [asked.fragment, asked.version], list(asked.survivors)
+        mine, before = [names, hashlib.sha256(statement).hexdigest()], None
+        # Another process of this site, which outlives its successor's start, may sign as well.
+        with self._lock, open(self._path, "a+", encoding="utf-8") as file:
+            file.seek(0)
+            for line in file:
+                with suppress(ValueError):  # a torn line: what it tells of had not left
+                    fragment, version, *said = json.loads(line)
+                    before = said if [fragment, version] == key else before
+            if before is None:
                 # A line of its own, though the one before may be torn.
                 file.write("\n" + json.dumps([*key, *mine]) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-            self._said[key] = mine
-        elif before != mine:
+        if before not in (None, mine):
             raise PayloadError(
                 f"version {asked.version} was summed over {', '.join(before[0])} before; another "
                 f"sum of it, over {', '.join(names)}, would tell what single sites have sent; "

@@ -126,6 +126,12 @@ class Site:
             names = site_names(config)
             needed = config.round.quorum or len(names)
             self._masker = Masker(member.identity, member.run_id, names, needed, member.folder)
+        elif link is not None and Masker.holds(member.folder):
+            raise UserError(
+                f"this run began under masks, as {member.folder} shows, and would go on with "
+                f"codec.up={config.codec.up}, which tells what single sites send; set "
+                "codec.up as it was, or begin a new run"
+            )
         self._stub = CoordinatorStub(link, member.run_id, replica, self._masker)
         self.meter = Meter(link)
         self._checkpoints = SiteCheckpoints(

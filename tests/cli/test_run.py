@@ -310,18 +310,33 @@ def test_a_budget_of_privacy_and_what_its_noise_is_made_for_stay_as_they_are(
             load_config(path, [], resume=True, from_version=1)
 
 
-@pytest.mark.parametrize("strategy", ["diloco", "streaming_diloco"])
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ("diloco", ["codec.up=masked4", "codec.down=int4", "round.quorum=2"]),
+        ("streaming_diloco", ["stream.fragments=2", "codec.up=int2", "network.net.exclude=norm.*"]),
+        ("local_sgd", ["privacy.epsilon=8", "privacy.unit=site:0.3"]),
+    ],
+)
 def test_a_script_s_run_goes_on_with_the_file_that_leaves_its_settings_open(
-    tmp_path: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, strategy: str, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a coordinator's service does: what is open there was settled once the sites had joined."""
+    """As a coordinator's service does: what is open there was settled once the sites had joined.
+
+    What words settled then, such as masks, is not given up where they are left out.
+    """
     path, out = tmp_path / "c.yaml", tmp_path / "run"
-    path.write_text(f"workload: command\nstrategy: {strategy}\nsites: 2\nout: {out}\n")
-    with Outputs(complete(load_run(path, []), {"net": "regression"}, 600), out):
+    sites = 3 if "codec.up=masked4" in words else 2
+    path.write_text(f"workload: command\nstrategy: {strategy}\nsites: {sites}\nout: {out}\n")
+    begun = complete(load_run(path, words), {"net": "regression"}, 600)
+    with Outputs(begun, out):
         pass
     leave_checkpoint(out)
     monkeypatch.setattr("fedwan.coordinator.model.newest_whole", lambda folder: None)
-    assert load_config(path, [], resume=True).strategy == strategy
+    again = complete(load_config(path, [], resume=True), {"net": "regression"}, 600)
+    for key in ("codec", "stream", "network", "privacy", "h"):
+        assert getattr(again, key) == getattr(begun, key)
+    assert again.round.quorum == begun.round.quorum
     with pytest.raises(ConfigError, match="h = 10, and the run in .* began with 20"):
         load_config(path, ["h=10"], resume=True)
 

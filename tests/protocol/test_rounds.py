@@ -476,6 +476,7 @@ def test_of_a_sum_that_an_earlier_start_closed_an_ejected_site_s_part_stays() ->
     for index in (0, 1):
         sent = Sent(wire.Work(steps=2, samples=2))
         rounds.close_again(index, [Merge(Key(index, 0, site), sent, 0, 1.0) for site in SITES])
+    assert [rounds.settled(Key(1, 0, site)) for site in ("s3", "s4")] == ["accepted", "stale"]
     rounds.begin(0.0)
     assert rounds.forget("s3") == []
     rounds.expect(["s1", "s2"])
