@@ -203,10 +203,10 @@ def tree_of(key: str, value: Any) -> dict[str, Any]:
     return _nested(key.split("."), value)
 
 
-def _nested(path: Sequence[str], value: Any) -> Any:
+def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
     for part in reversed(path):
         value = {part: value}
-    return value
+    return typing.cast(dict[str, Any], value)
 
 
 def value_at(config: Any, key: str) -> Any:
