@@ -194,7 +194,7 @@ class Rounds(Generic[C, U]):
     def note_dropped(self, key: Key) -> None:
         """Count a contribution that is too late, once: it may come in stripes, or again."""
         is_last = self._last_dropped.get((key.fragment, key.site)) == key.version
-        if not (self.is_merged(key) or is_last or self.is_over):
+        if not (self.is_merged(key) or key in self._left or is_last or self.is_over):
             self._last_dropped[key.fragment, key.site] = key.version
             self.dropped += 1
 

@@ -329,6 +329,8 @@ def test_where_a_new_process_cannot_make_again_what_was_sent_it_is_not_its_own()
     rounds.note_back("s1", 1)
     assert rounds.settled(Key(0, 0, "s1")) == "stale" and rounds.settled(Key(0, 0, "s2")) == ""
     assert rounds.tell("s2", 0).anew_from == 1 and not rounds.tell("s2", 1).anew_from
+    rounds.note_dropped(Key(0, 0, "s1"))
+    assert not rounds.dropped, "in its place another one is merged"
     send(rounds, "s2", 0, 1.0)
     send(rounds, "s3", 0, 1.0)
     close(rounds)
