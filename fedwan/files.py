@@ -119,7 +119,14 @@ def stamp_of(folder: Path) -> str:
     Another one once a file is another one, is changed, or is gone; none of them is read.
     """
     found = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    paths = []
+    for at, folders, names in os.walk(folder, followlinks=True):
+        paths += [Path(at, name) for name in names]
+        here = os.path.realpath(at) + os.sep  # what links above itself has no end
+        folders[:] = [
+            f for f in folders if not here.startswith(os.path.realpath(f"{at}/{f}") + os.sep)
+        ]
+    for path in sorted(path for path in paths if path.is_file()):
         name, status = str(path.relative_to(folder)), path.stat()
         found.update(f"{name!r} {status.st_size} {status.st_mtime_ns}\n".encode())
     return found.hexdigest()

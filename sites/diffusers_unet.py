@@ -27,7 +27,7 @@ from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads import flow
 from fedwan.workloads.base import Batch, NetworkKind
-from fedwan.workloads.denoising import Denoising, model_folder, read_json, reading
+from fedwan.workloads.denoising import Denoising, model_folder, read_json, reading, sealed
 from fedwan.workloads.descent import Simple
 
 NETWORKS: dict[str, NetworkKind] = {"denoiser": "regression"}
@@ -99,6 +99,12 @@ def _folders(path: str) -> tuple[Path | None, Path | None]:
     root = Path(path)
     if (root / "model_index.json").is_file():
         parts = read_json(root / "model_index.json")
+        if latent := sorted(parts.keys() & {"vae", "vqvae", "movq", "text_encoder"}):
+            raise ConfigError(
+                f"model.path = {str(root)!r} is of {parts.get('_class_name')}, whose {latent[0]} "
+                "shows that it denoises latents, and this workload denoises pictures; take "
+                "workload=text_to_image, or a pipeline without one"
+            )
         name = next((part for part in ("unet", "transformer") if part in parts), "unet")
         return root / name, root / "scheduler"
     if not (root / "config.json").is_file():
@@ -219,6 +225,7 @@ class Diffusion(Simple):
         with seeded_init(config.seed):
             network = parts.build(device)
         super().__init__(config, "denoiser", network, self._loss, self._draw)
+        self.networks["scheduler"] = sealed(parts.denoising.digest())
 
     def _predict(self, x: Tensor, timestep: Tensor, labels: Tensor) -> Tensor:
         told = {"class_labels": labels} if self._told else {}

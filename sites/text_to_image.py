@@ -10,11 +10,14 @@ alone travel. What the scheduler learns: `fedwan.workloads.denoising`.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import logging
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,13 +31,13 @@ from fedwan.config_tree import NOT_NEGATIVE, SHARE, setting, span
 from fedwan.data import Shard, source_of
 from fedwan.errors import ConfigError
 from fedwan.extras import require
-from fedwan.files import stamp_of
+from fedwan.files import on_disk, replace_text, stamp_of, write_atomically
 from fedwan.metrics.clip_score import clip_score, is_clip
 from fedwan.models.layers import at_once, clamp_images
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads.base import Batch, NetworkKind
-from fedwan.workloads.denoising import model_folder
+from fedwan.workloads.denoising import model_folder, sealed
 from fedwan.workloads.descent import Simple
 from fedwan.workloads.pipelines import PIPELINES, Folder, Told
 
@@ -74,8 +77,8 @@ the weights of that `{kind}` alone:
 ```python
 from diffusers import {kind}
 
-pipeline = {kind}.from_pretrained({path!r})
-pipeline.load_lora_weights(".")  # this folder
+pipeline = {kind}.from_pretrained({path!r}{absent})
+pipeline.load_lora_weights(".", weight_name="pytorch_lora_weights.safetensors")  # this folder
 ```
 """
 
@@ -133,6 +136,12 @@ def check(config: Config) -> None:
             f"data.size = {size} is no multiple of {unit}, as {model.path!r} needs; set "
             f"data.size={size + -size % unit}"
         )
+    most = folder.settings.get("pos_embed_max_size") or size
+    if size > most * unit:
+        raise ConfigError(
+            f"data.size = {size} is above the {most * unit} that {model.path!r} has places for; "
+            f"set data.size={most * unit}"
+        )
     if model.lora:
         with torch.device("meta") as meta:
             _adapt(folder.load(folder.part, meta), model)
@@ -183,7 +192,8 @@ class TextToImage(Simple):
         self._without: Told = {}
         self._shown: Told | None = None
         super().__init__(config, "denoiser", network, self._loss, self._draw)
-        self.networks["vae"] = self._vae  # frozen, and the same at every site
+        # Frozen, and the same at every site.
+        self.networks |= {"vae": self._vae, "folder": sealed(folder.digest())}
 
     def prepare(self, shard: Shard, folder: Path) -> Shard:
         """Encode a site's pictures and captions into `folder`/encoded, if the same are not there.
@@ -195,10 +205,11 @@ class TextToImage(Simple):
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / "encoded.lock"), torch.no_grad():  # the first process encodes
             if _noted(made) != of:
+                (made / _NOTE).unlink(missing_ok=True)  # before what it is of
                 shutil.rmtree(made, ignore_errors=True)
                 made.mkdir()
                 self._encode(shard, made)
-                (made / _NOTE).write_text(json.dumps(of))
+                replace_text(made / _NOTE, json.dumps(of))
         names = PIPELINES[self.folder.kind]
         files = {path.stem: np.load(path, mmap_mode="r") for path in sorted(made.glob("*.npy"))}
         self._table = {name: files[name] for name in names}
@@ -213,6 +224,8 @@ class TextToImage(Simple):
         """What decides which latents and embeddings there are, for `_noted`."""
         folder = Path(self.model.path)
         model = {"model": str(folder), "files": stamp_of(folder)}
+        told = "\n".join(shard.held_out["caption"])  # of those that could be read
+        model["held_out"] = hashlib.sha256(told.encode()).hexdigest()
         return {**model, "data": shard.train.stamp(), "size": self._side, "flip": shard.flip}
 
     def _encode(self, shard: Shard, made: Path) -> None:
@@ -228,20 +241,28 @@ class TextToImage(Simple):
             captions += [numbers.setdefault(text, 1 + len(numbers)) for text in texts]
         held_out = [numbers.setdefault(t, 1 + len(numbers)) for t in shard.held_out["caption"]]
         latents.flush()
-        np.save(made / "captions.npy", np.array(captions, np.int64))
-        np.save(made / "held_out.npy", np.array(held_out, np.int64))
+        for name, of in {"captions": captions, "held_out": held_out}.items():
+            write_atomically(made / f"{name}.npy", partial(np.save, arr=np.array(of, np.int64)))
         encoders, done = self.folder.encoders(self.device), 1
         tables: dict[str, Any] = {}
         for name, values in self.folder.told(encoders).items():
             shape = (1 + len(numbers), *values.shape[1:])
             tables[name] = _new(made / f"{name}.npy", shape, np.float16)
             tables[name][:1] = values
+        cut: list[str] = []
         for texts in _chunks(list(numbers)):
+            cut += self.folder.cut(encoders, texts)
             for name, values in self.folder.told(encoders, texts).items():
                 tables[name][done : done + len(texts)] = values
             done += len(texts)
         for table in tables.values():
             table.flush()
+        if cut:
+            _log.warning(
+                "%d of %d captions are longer than the text encoders read, such as %r; their ends "
+                "are left out",
+                *(len(cut), len(numbers), cut[0]),
+            )
 
     def _latents(self, pictures: Tensor) -> Tensor:
         """Means of the VAE's distribution, scaled, (batch, channels, side, side), on the CPU."""
@@ -336,7 +357,8 @@ class TextToImage(Simple):
         network: Any = self.networks["denoiser"]
         kind, part = getattr(self.folder.library, self.folder.kind), self.folder.part
         if not self.model.lora:
-            kind.from_pretrained(self.folder.path, **{part: network}).save_pretrained(folder)
+            given = {part: network} | dict.fromkeys(self.folder.absent)
+            kind.from_pretrained(self.folder.path, **given).save_pretrained(folder)
             return
         peft = require("peft", "diffusers")
         kind.save_lora_weights(
@@ -347,7 +369,8 @@ class TextToImage(Simple):
             },
         )
         told = {"kind": self.folder.kind, "path": self.model.path, "rank": self.model.lora}
-        (folder / "README.md").write_text(_README.format(**told))
+        absent = "".join(f", {name}=None" for name in sorted(self.folder.absent))
+        (folder / "README.md").write_text(_README.format(**told, absent=absent))
 
 
 class Encoded(NamedTuple):
@@ -398,7 +421,11 @@ def _noted(made: Path) -> Any:
 
 
 def _new(path: Path, shape: tuple[int, ...], kind: Any) -> Any:
-    return np.lib.format.open_memmap(path, "w+", dtype=kind, shape=shape)
+    """An array in a file, all of which has its room on the disk: who writes it later is killed."""
+    made = np.lib.format.open_memmap(path, "w+", dtype=kind, shape=shape)
+    with on_disk(path.parent, made.nbytes), path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return made
 
 
 build = TextToImage

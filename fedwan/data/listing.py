@@ -21,7 +21,7 @@ _COLUMNS = {
     "label": ("label", "labels", "cls", "json"),
     "caption": ("caption", "text", "txt"),
 }
-"""Names of columns that are taken for what they say, if none is of that kind."""
+"""Names of columns that are taken for what they say, if none or several are of that kind."""
 _WHAT = {
     "parquet": "parquet files",
     "webdataset": "webdataset files",
@@ -76,6 +76,12 @@ def _load(datasets: Any, name: str, folder: Path) -> tuple[Any, Sequence[str]]:
     if name == "hf":
         loaded = datasets.load_from_disk(str(folder))
         return loaded[_SPLIT] if isinstance(loaded, dict) else loaded, ()
+    for below, names, _ in os.walk(folder):
+        if links := [link for link in names if os.path.islink(os.path.join(below, link))]:
+            raise FileNotFoundError(
+                f"{os.path.join(below, links[0])} is a link to a folder, which is not followed: "
+                "bind or copy the folder itself there"
+            )
     files = _FILES.get(name, "")
     endings = {files[1:]} if files else Image.registered_extensions().keys()
     if all(path.suffix.lower() not in endings for path in folder.rglob("*")):
@@ -119,7 +125,9 @@ def _find_columns(
 
     def found(what: str, kind: Any = ()) -> list[str]:
         of_kind = [name for name, feature in features.items() if isinstance(feature, kind)]
-        return of_kind or [name for name in _COLUMNS[what] if name in features][:1]
+        among = of_kind if len(of_kind) > 1 else features
+        named = [name for name in _COLUMNS[what] if name in among][:1]
+        return of_kind if len(of_kind) == 1 else named or of_kind
 
     wanted = {"image": found("image", datasets.Image)}
     labels = found("label", datasets.ClassLabel)

@@ -388,7 +388,10 @@ def copied(stream: Any) -> Any:
 
 
 def _forkserver() -> Any:
-    """Workers come of a process without threads or a GPU, which imports once for all."""
+    """Workers come of a process without threads or a GPU, which imports fedwan once for all.
+
+    Under Python 3.11, which passes over `__main__` there, each imports the script anew.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", "fedwan.data.shard"])
     return context

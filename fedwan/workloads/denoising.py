@@ -10,6 +10,7 @@ With `min_snr` = g the loss of a timestep weighs min(SNR, g) in the error of the
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 import safetensors
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from fedwan.errors import ConfigError
@@ -67,6 +68,13 @@ def reading(folder: Path, what: str) -> Iterator[None]:
         ) from None
 
 
+def sealed(digest: str) -> nn.Module:
+    """A frozen network of a digest in hexadecimal: at Join it is seen to be the same everywhere."""
+    seal, values = nn.Module(), list(bytes.fromhex(digest))
+    seal.digest = nn.Parameter(torch.tensor(values, dtype=torch.float32), requires_grad=False)
+    return seal
+
+
 class Noised(NamedTuple):
     """What a network is given of a batch, and what it should say."""
 
@@ -102,6 +110,12 @@ class Denoising:
             raise ConfigError(
                 f"model.min_snr = {min_snr} has no effect on a flow's scheduler; leave it out"
             )
+
+    def digest(self) -> str:
+        """Of the scheduler's settings."""
+        told = {k: v for k, v in self.scheduler.config.items() if not k.startswith("_")}
+        text = json.dumps(told | {"of": type(self.scheduler).__name__}, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def solver(self) -> Any:

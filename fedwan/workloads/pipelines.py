@@ -5,6 +5,7 @@ Nothing is read but by `Folder`; what is missing, damaged or of another kind is 
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,10 @@ PIPELINES: Mapping[str, tuple[str, ...]] = {
     "StableDiffusion3Pipeline": ("encoder_hidden_states", "pooled_projections"),
 }
 """What the denoiser is told of a caption, in the order of the pipeline's `encode_prompt`."""
+_VOCABULARIES = ("vocab.json", "merges.txt", "spiece.model")
+_ENDS = 1 << 20
+_MOST_T5 = 256
+"""Tokens of a caption that Stable Diffusion 3's `encode_prompt` has T5 read."""
 Told = Mapping[str, Tensor]
 """By name as in `PIPELINES`, (batch, …)."""
 
@@ -65,6 +70,24 @@ class Folder:
         found = read_json(self.path / "scheduler" / "scheduler_config.json")
         # Latents have no range; schedulers that clip are those of pixels.
         self.denoising = Denoising({"clip_sample": False} | found, "", min_snr)
+        self.absent = {n for n, of in self.index.items() if isinstance(of, list) and not of[0]}
+        """Parts that such a pipeline may do without, as this one does."""
+
+    def digest(self) -> str:
+        """Of what decides on latents, embeddings and targets, but for the networks' weights.
+
+        Of text encoders' weights and of vocabularies the sizes, and how they begin and end.
+        """
+        found = hashlib.sha256(self.denoising.digest().encode())
+        parts = [name for name in self.index if name.startswith(("text_encoder", "tokenizer"))]
+        for path in sorted(path for name in parts for path in (self.path / name).glob("*")):
+            if path.suffix == ".safetensors" or path.name in _VOCABULARIES:
+                found.update(f"{path.relative_to(self.path)} {path.stat().st_size}".encode())
+                with path.open("rb") as file:
+                    found.update(file.read(_ENDS))
+                    file.seek(max(0, path.stat().st_size - _ENDS))
+                    found.update(file.read(_ENDS))
+        return found.hexdigest()
 
     def load(
         self, part: str, device: torch.device | str, dtype: torch.dtype = torch.float32
@@ -84,14 +107,21 @@ class Folder:
         """The pipeline without denoiser and VAE."""
         kind = getattr(self.library, self.kind)
         unused = {self.part, "vae", "safety_checker"} & self.index.keys()
-        absent = {name for name, of in self.index.items() if isinstance(of, list) and not of[0]}
-        given = dict.fromkeys(unused | absent)
+        given = dict.fromkeys(unused | self.absent)
         # Reading draws weights first, or replaces torch.nn.init meanwhile.
         with reading(self.path, "its text encoders"), lent_generators():
             made = kind.from_pretrained(self.path, use_safetensors=True, **given).to(device)
-        if "text_encoder_3" in absent:  # it asks for the size of an embedding
+        if "text_encoder_3" in self.absent:  # it asks for the size of an embedding
             made.transformer = SimpleNamespace(config=SimpleNamespace(**self.settings))
         return made
+
+    def cut(self, encoders: Any, captions: Sequence[str]) -> list[str]:
+        """Captions that no text encoder reads to their end."""
+        most = _MOST_T5 if "tokenizer_3" in self.index.keys() - self.absent else 0
+        tokenizer = encoders.tokenizer_3 if most else encoders.tokenizer
+        lengths = [len(ids) for ids in tokenizer(list(captions)).input_ids]
+        most = most or tokenizer.model_max_length
+        return [text for text, num in zip(captions, lengths, strict=True) if num > most]
 
     @torch.no_grad()
     def told(self, encoders: Any, captions: Sequence[str] | None = None) -> Told:

@@ -276,6 +276,23 @@ def test_a_folder_without_pictures_is_told_so(tmp_path: Path) -> None:
     refused("it holds no images.; data.name=folder takes", lambda: open_one(config(tmp_path)))
 
 
+def test_a_link_to_a_folder_of_pictures_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+    data, elsewhere = tmp_path / "data", tmp_path / "cat"
+    folder(data)
+    elsewhere.mkdir()
+    (data / "cat" / "more").symlink_to(elsewhere)
+    refused("cat/more is a link to a folder, which is not foll", lambda: open_one(config(data)))
+
+
+def test_of_several_columns_of_a_kind_the_one_of_its_name_is_taken(tmp_path: Path) -> None:
+    rows = table()
+    other = rows.rename_columns({"image": "conditioning_image", "label": "coarse_label"})
+    other = other.map(lambda _: {"coarse_label": 0})
+    datasets.concatenate_datasets([other, rows], axis=1).save_to_disk(tmp_path / "hf")
+    shard = open_one(config(tmp_path / "hf", "hf", classes="dog,cat"))
+    assert shard.held_out.y.sum() > 0, "the other one's labels are all 0"
+
+
 def test_too_few_damaged_or_unlabelled_files_or_a_missing_extra_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

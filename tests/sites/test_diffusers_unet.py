@@ -142,6 +142,11 @@ def shifted(folder: Path) -> None:
     scheduler.save_pretrained(pipeline(folder) / "scheduler")
 
 
+def latent(folder: Path) -> None:
+    parts = {"_class_name": "LDMPipeline", "unet": [], "vqvae": []}
+    (folder / "model_index.json").write_text(json.dumps(parts))
+
+
 def pickled(folder: Path) -> None:
     diffusers.UNet2DModel(**UNET).save_pretrained(folder, safe_serialization=False)
 
@@ -165,6 +170,7 @@ def nothing(folder: Path) -> None:
             "makes no images of .*argument: .encoder_hidden_states",
         ),
         (of_class("Tensor"), {}, "'Tensor' is no network of diffusers"),
+        (latent, {}, "is of LDMPipeline, whose vqvae shows that it denoises latents"),
         (lambda folder: (folder / "config.json").write_text("{"), {}, "cannot be read"),
         (unet(), {"width": 64}, "model.width = 64 needs model.path=''; set that, or leave it out"),
         (pipeline, {"scheduler": "DDIMScheduler"}, "needs a model.path that names no scheduler"),

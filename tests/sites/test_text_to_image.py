@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,9 +24,11 @@ from fedwan.cli import results
 from fedwan.config import Config, DataConfig, SiteConfig
 from fedwan.data import files, open_shard
 from fedwan.data.toys import listed_emoji
-from fedwan.errors import ConfigError
+from fedwan.errors import ConfigError, DiskFull
 from fedwan.rng import NamedGenerators, derive_seed
 from fedwan.simulation import simulate
+from fedwan.state import hash_state, state_of
+from fedwan.workloads.denoising import sealed
 from fedwan.workloads.pipelines import Folder
 from fedwan.workloads.settings import resolve_page
 from sites import text_to_image
@@ -75,7 +79,10 @@ class Trained:
 
 @pytest.mark.parametrize("make", [stable_diffusion, stable_diffusion_xl, stable_diffusion_3])
 def test_an_exported_adapter_makes_the_same_pictures_in_plain_diffusers(
-    make: Callable[[Path], Path], pictures: Path, tmp_path: Path
+    make: Callable[[Path], Path],
+    pictures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     prompts = ["a red one", "a blue one"]
     run = Trained(config(make(tmp_path / "in"), pictures, prompts=prompts), tmp_path)
@@ -88,9 +95,11 @@ def test_an_exported_adapter_makes_the_same_pictures_in_plain_diffusers(
         "pytorch_lora_weights.safetensors",
     ]
     readme = (tmp_path / "adapter" / "README.md").read_text()
-    assert "an adapter of rank 2" in readme and f"from_pretrained('{tmp_path / 'in'}')" in readme
-    absent = {"text_encoder_3": None, "tokenizer_3": None} if make is stable_diffusion_3 else {}
-    plain = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "in", **absent)
+    assert "an adapter of rank 2" in readme
+    scope: dict[str, Any] = {}
+    monkeypatch.chdir(tmp_path / "adapter")
+    exec(readme.split("```")[1].removeprefix("python"), scope)  # noqa: S102
+    plain = scope["pipeline"]
     generator = torch.Generator().manual_seed(derive_seed(0, "sample"))
     asked = {
         "prompt": prompts,
@@ -99,16 +108,18 @@ def test_an_exported_adapter_makes_the_same_pictures_in_plain_diffusers(
         "guidance_scale": 4.0,
         "output_type": "pt",
     }
-    untrained = plain(**asked).images * 2 - 1
-    plain.load_lora_weights(tmp_path / "adapter")
     torch.testing.assert_close(plain(**asked).images * 2 - 1, made, atol=1e-5, rtol=0)
-    assert (untrained - made).abs().max() > 1e-3
+    plain.unload_lora_weights()
+    assert (plain(**asked).images * 2 - 1 - made).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize(
+    ("make", "model"), [(stable_diffusion, {"min_snr": 5.0}), (stable_diffusion_3, {})]
+)
 def test_all_of_a_denoiser_is_exported_as_a_pipeline(
-    pipeline: Path, pictures: Path, tmp_path: Path
+    make: Callable[[Path], Path], model: Any, pictures: Path, tmp_path: Path
 ) -> None:
-    run = Trained(config(pipeline, pictures, lora=0, min_snr=5.0), tmp_path)
+    run = Trained(config(make(tmp_path / "in"), pictures, lora=0, **model), tmp_path)
     run.workload.save_pretrained(tmp_path / "out")
     again = Trained(config(tmp_path / "out", pictures, lora=0), tmp_path / "again", steps=0)
     assert torch.equal(run.workload.sample(2, 0), again.workload.sample(2, 0))
@@ -143,6 +154,44 @@ def test_pictures_and_captions_are_encoded_once(
     held_out = again.shard.held_out
     other = held_out._replace(y=held_out.y.flip(0))
     assert -100 <= score <= 100 and score != again.workload.evaluate(other, 0)["clip_score"]
+
+
+def test_a_disk_without_room_for_what_is_encoded_is_told_before(
+    pipeline: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DiskFull, match="encoded is full .* MB needed"):
+        Trained(config(pipeline, pictures), tmp_path)
+
+
+def test_captions_that_are_cut_are_named(
+    pipeline: Path, pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = shutil.copytree(pictures, tmp_path / "data")
+    lines = data / "metadata.jsonl"
+    lines.write_text(lines.read_text().replace("a red one", "red").replace("a blue one", "b"))
+    Trained(config(pipeline, data), tmp_path, steps=0)
+    assert "1 of 3 captions are longer than the text encoders read, such as 'a gr" in caplog.text
+
+
+def test_sites_whose_folders_say_other_things_of_a_caption_or_of_noise_are_told_apart(
+    pipeline: Path, tmp_path: Path
+) -> None:
+    def frozen(folder: Path) -> str:
+        network = sealed(Folder(str(folder)).digest())
+        return hash_state(state_of({"folder": network}))
+
+    other, first = shutil.copytree(pipeline, tmp_path / "other"), frozen(pipeline)
+    assert frozen(other) == first
+    _edit(other / "scheduler" / "scheduler_config.json", prediction_type="v_prediction")
+    assert frozen(other) != first
+    other = shutil.copytree(pipeline, tmp_path / "third")
+    (file,) = (other / "text_encoder").glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert frozen(other) != first
 
 
 def test_emoji_are_pictures_with_captions(
@@ -258,8 +307,17 @@ def test_what_was_encoded_of_other_settings_or_data_is_encoded_anew(
     latents(config(pipeline, more))
     assert len(np.load(table)) == 1 + before
     other = shutil.copytree(pipeline, tmp_path / "other")
+    (other / "vae").rename(tmp_path / "vae")  # one that several pipelines share
+    (other / "vae").symlink_to(tmp_path / "vae")
+    latents(config(other, pictures))
     _edit(other / "vae" / "config.json", scaling_factor=1.0)
     assert not np.array_equal(latents(config(other, pictures)), first)
+    run = Trained(config(other, pictures), tmp_path, steps=0)
+    held_out = run.shard.held_out
+    shard = open_shard(config(other, pictures).data, 0, 1, 0, captions=True)
+    fewer = {name: values[:-1] for name, values in shard.held_out.items()}  # one was not read
+    again = run.workload.prepare(dataclasses.replace(shard, held_out=fewer), tmp_path)
+    assert len(again.held_out.y) == len(held_out.y) - 1
 
 
 def test_quality_is_measured_on_held_out_captions_in_turn_and_no_picture_more(
@@ -356,6 +414,14 @@ def test_what_cannot_be_trained_is_one_line(
     folder = shutil.copytree(pipeline, tmp_path / "sd")
     _edit(folder / file, **settings)
     refused(text_to_image, config(folder, pictures, **model), text)
+
+
+def test_pictures_beyond_the_places_of_a_transformer_are_one_line(
+    pictures: Path, tmp_path: Path
+) -> None:
+    chosen = config(stable_diffusion_3(tmp_path / "sd3"), pictures)
+    chosen.data.size = 388
+    refused(text_to_image, chosen, "data.size = 388 is above the 384 that .* has places for")
 
 
 def test_a_folder_without_some_weights_is_one_line(
