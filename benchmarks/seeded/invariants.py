@@ -67,7 +67,7 @@ class Invariants:
         self._learnt: dict[Place, State] = {}
         """Of this, what sites have taken for their own: of each update their share of all steps."""
         self._begun: dict[Place, None] = {}
-        """Where a site has begun, without what it knew of others, by fragment and version."""
+        """Where a site may be without what it knew of others, by fragment and version."""
         self._steps: dict[int, int] = {}
         """Between two updates of a fragment."""
 
@@ -143,6 +143,9 @@ class Invariants:
 
         def observed_download(name: str, request: Any) -> Any:
             answer = download(name, request)
+            for at, anew in zip(enumerate(hub.rounds.versions), hub.rounds.anew_from, strict=True):
+                if anew > at[1]:  # a site has lost what it knew, and the next one makes up for it
+                    self._begun[at] = None
             self._promised = max(self._promised, answer.header.durable_version)
             if answer.header.durable_version > self._saved[0]:
                 self._world.violated(f"version {answer.header.durable_version} is not durable yet")

@@ -10,7 +10,7 @@ import pytest
 
 import fedwan
 from benchmarks import simulation
-from benchmarks.seeded import faults
+from benchmarks.seeded import faults, world
 from benchmarks.seeded.bugs import planted
 from benchmarks.seeded.kernel import Kernel
 from benchmarks.seeded.world import Report, simulate_seed
@@ -21,6 +21,7 @@ from fedwan.errors import UserError
 from fedwan.protocol.updates import Updates
 from fedwan.site import place as place_module
 from fedwan.site.checkpoint import Ledger, SiteCheckpoints
+from fedwan.site.exchange import Exchange
 from fedwan.site.place import Place
 
 NUM_SEEDS = 300
@@ -95,6 +96,28 @@ def test_an_update_that_comes_out_between_join_and_the_first_download_leaves_no_
     monkeypatch.setattr(faults, "kinds_of", lambda world, seed: kinds)
     monkeypatch.setattr(faults, "MEAN_PAUSE_S", 10.0)
     assert not simulate_seed(seed, scenario, faults=20).violations
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scenario", "seeds"), [("diloco int2", (1, 5)), ("scaffnew", (1, 5))])
+def test_steps_taken_again_that_are_not_those_that_were_merged_are_refused(
+    scenario: str, seeds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refused site has lost its folder: it would take the bad batch again, and learn of it."""
+    settle, told = Exchange._settle, list[str]()
+
+    def watched(self: Exchange, flight: Any, receipt: Any, *others: Any) -> None:
+        told.append(receipt.text)
+        settle(self, flight, receipt, *others)
+
+    monkeypatch.setattr(Exchange, "_settle", watched)
+    monkeypatch.setattr(world, "bad_batches_of", lambda kind, scenario: (("s2", 1),))
+    kinds = (faults.lose_folder, faults.kill_site)
+    monkeypatch.setattr(faults, "kinds_of", lambda world, seed: kinds)
+    monkeypatch.setattr(faults, "MEAN_PAUSE_S", 10.0)
+    reports = [simulate_seed(seed, scenario, faults=20) for seed in seeds]
+    assert not [report.violations for report in reports if report.violations]
+    assert any("taken again are not those that were merged" in text for text in told)
 
 
 @pytest.mark.slow
