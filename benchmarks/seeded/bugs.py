@@ -187,3 +187,12 @@ def _(take):
 @_bug("nobody begins anew where a site has lost what it had learnt", Rounds, "begin_anew")
 def _(begin_anew):
     return lambda self, fragment: None
+
+
+@_bug("a successor learns of what its predecessor sent", Rounds, "_leave")
+def _(leave):
+    def forgetful(self, *given):
+        leave(self, *given)
+        self._left.clear()
+
+    return forgetful
