@@ -189,10 +189,11 @@ def _(begin_anew):
     return lambda self, fragment: None
 
 
-@_bug("a successor learns of what its predecessor sent", Rounds, "_leave")
+@_bug("a successor learns from what its predecessor sent", Rounds, "_leave")
 def _(leave):
-    def forgetful(self, *given):
-        leave(self, *given)
-        self._left.clear()
+    def forgetful(self, site, checkpoint, repeats):
+        for fragment, merged in enumerate(self._merged):
+            if merged.get(site, (0, self._resumed_at[fragment]))[1] > checkpoint:
+                self.begin_anew(fragment)
 
     return forgetful
