@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedwan.cli.arguments import resuming
 from fedwan.config import COMMAND, MASKED, Config, merge
@@ -131,7 +132,16 @@ def _as_begun(asked: Config) -> Config:
         now, usual = dict(leaves_of(asked)), dict(leaves_of(Config()))
         own = {key for key, value in now.items() if value and value != usual.get(key)}
         own |= {"seed", "strategy"}
-        kept = {k: v for k, v in before.items() if k not in own and _is_in(k, fixed)}
+        # What will be settled as it was stays open: sites have the ticket of these settings.
+        from fedwan.app import complete
+
+        networks: dict[str, Any] = dict.fromkeys(board.config.inner, "regression")
+        settled = dict(leaves_of(complete(asked, networks, board.config.steps)))
+        kept = {
+            key: value
+            for key, value in before.items()
+            if key not in own and _is_in(key, fixed) and value != settled.get(key)
+        }
         asked = merge(asked, *(tree_of(key, value) for key, value in kept.items()))
     fixed |= {"steps"} if asked.privacy.epsilon else set()  # noise is made for so many
     fixed |= {f"inner.{network}.state" for network in asked.inner}  # whether moments travel
