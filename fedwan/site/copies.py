@@ -57,7 +57,8 @@ class Copies:
 
         Meanwhile they hold what they differ by, so that it takes no memory.
         """
-        pairs = self._find(set(names))
+        # What is the weight itself, as a master of fp32 weights may be, follows anyway.
+        pairs = [(live, copy) for live, copy in self._find(set(names)) if not _is_one(live, copy)]
         for live, copy in pairs:
             copy.sub_(live.to(copy.device))
         try:
@@ -109,6 +110,10 @@ class Copies:
 def _is_copy(pair: Pair) -> bool:
     live, value = pair
     return value.shape == live.shape and torch.equal(value.to(live), live)
+
+
+def _is_one(live: Tensor, copy: Tensor) -> bool:
+    return live.untyped_storage().data_ptr() == copy.untyped_storage().data_ptr()
 
 
 def _is_near(pairs: Sequence[Pair]) -> bool:

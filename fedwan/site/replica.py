@@ -442,11 +442,14 @@ def check_trainable(networks: Mapping[str, nn.Module]) -> None:
 
 @contextmanager
 def evaluating(networks: Iterable[nn.Module]) -> Iterator[None]:
-    """Every module in evaluation mode, so that no running statistic moves; then as it was."""
+    """Every module in evaluation mode, so that no running statistic moves; then as it was.
+
+    By the flag alone: `eval()` of some modules changes weights (loralib's merges adapters).
+    """
     modes = [(module, module.training) for network in networks for module in network.modules()]
     try:
         for module, _ in modes:
-            module.eval()
+            module.training = False
         yield
     finally:
         for module, mode in modes:

@@ -24,7 +24,7 @@ from fedwan.site.exchange import Exchange
 from fedwan.site.flight import Flight, Refused
 from fedwan.site.group import Group
 from fedwan.site.meter import Work
-from fedwan.site.replica import Replica
+from fedwan.site.replica import Replica, evaluating
 from fedwan.site.stub import CoordinatorStub
 from tests.site.support import (
     BATCH,
@@ -243,6 +243,27 @@ def test_masters_that_an_optimiser_keeps_follow_what_lands_and_moments_stay(
         group["lr"] = 0.0
     optimizer.step()
     assert all(map(torch.equal, landed, net.parameters()))
+
+
+def test_weights_that_an_optimiser_s_state_shares_land_once() -> None:
+    """As those of SAM, and masters of weights that are in fp32 already."""
+    net, optimizer, replica = stepped(torch.optim.SGD, torch.float32)
+    for param in net.parameters():
+        optimizer.state[param]["master"] = param.detach()
+    land(replica)
+    assert all(torch.equal(replica.base[name], live) for name, live in replica.live.items())
+
+
+def test_networks_are_evaluated_without_what_their_eval_does_to_weights() -> None:
+    class Merging(nn.Linear):
+        def train(self, mode: bool = True) -> Merging:
+            raise AssertionError(mode)
+
+    net = nn.Sequential(Merging(2, 2), nn.Dropout())
+    net[1].training = False
+    with evaluating([net]):
+        assert not any(module.training for module in net.modules())
+    assert [module.training for module in net.modules()] == [True, True, False]
 
 
 def test_a_master_keeps_what_its_weights_round_away() -> None:
