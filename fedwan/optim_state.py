@@ -12,12 +12,13 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedwan.config import InnerConfig
 from fedwan.errors import CheckpointError, UserError
-from fedwan.site.group import is_cut, local, piece_like
+from fedwan.site.group import is_cut, is_plain, local, piece_like
 from fedwan.state import State, network_of
 from fedwan.workloads.optim import begin_moments, counted_beside
 
@@ -68,22 +69,22 @@ class NamedOptimizers:
         ]
 
     def state(self) -> State:
-        """All moments by name, sharing memory; a `UserError` if one is no tensor and no number."""
+        """All moments by name, sharing memory; a `UserError` if one is no dense tensor."""
         flat: State = {}
         for key, optimizer in self.optimizers.items():
             self._check(key, optimizer)
             for param, fields in optimizer.state.items():
                 odd = [] if isinstance(param, Tensor) else [param]
                 for field, value in fields.items() if param in self._names else ():
-                    if isinstance(value, Tensor):
+                    if isinstance(value, Tensor) and is_plain(value):
                         flat[f"{key}:{field}|{self._names[param]}"] = value
-                    elif value is not None and not _is_number(value):
+                    elif not _is_kept_beside(value):
                         odd.append(field)
                 if odd:
                     raise UserError(
                         f"optimizers[{key!r}] keeps {odd[0]!r}, which no checkpoint of a site "
-                        "keeps; use an optimiser whose state is made of tensors and numbers of "
-                        "its parameters"
+                        "keeps; use an optimiser whose state is made of dense tensors and numbers "
+                        "of its parameters"
                     )
         return flat
 
@@ -94,6 +95,15 @@ class NamedOptimizers:
                 "another optimiser of each process, so that no checkpoint would have them; give "
                 "that one itself over networks in DDP, or shard them by FSDP2 (fully_shard)"
             )
+        for name, inner in vars(optimizer).items():
+            if not isinstance(inner, torch.optim.Optimizer) or inner.state is optimizer.state:
+                continue
+            if inner not in self.optimizers.values():
+                raise UserError(
+                    f"optimizers[{key!r}] is a {type(optimizer).__name__} around another "
+                    "optimiser, whose moments no checkpoint would have; give that one, too: "
+                    f"optimizers={{{key!r}: it, '{key}_inner': it.{name}}}"
+                )
         for param in _held(optimizer):
             if param not in self._names:
                 networks = ", ".join(dict.fromkeys(map(network_of, self.params)))
@@ -134,7 +144,7 @@ class NamedOptimizers:
         kept: dict[str, list[dict[str, Any]]] = {}
         for key, optimizer in self.optimizers.items():
             numbers = {
-                self._names[param]: {f: v for f, v in state.items() if _is_number(v)}
+                self._names[param]: {f: v for f, v in state.items() if _is_kept_beside(v)}
                 for param in _held(optimizer)
                 if (state := optimizer.state.get(param))
             }
@@ -142,7 +152,7 @@ class NamedOptimizers:
             if more := {k: v for k, v in given.items() if k not in ("state", "param_groups")}:
                 numbers[""] = more
             groups = optimizer.param_groups
-            settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+            settings = [{k: _number(v) for k, v in g.items() if k != "params"} for g in groups]
             kept[key] = [*settings, numbers]
         return kept
 
@@ -184,8 +194,13 @@ def _held(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
+def _is_kept_beside(value: object) -> bool:
+    return value is None or isinstance(value, int | float)
+
+
+def _number(setting: Any) -> Any:
+    """A setting of a group; a number of Python's own for numpy's."""
+    return setting.item() if isinstance(setting, np.generic) else setting
 
 
 def placed(value: Tensor, param: Tensor, is_whole: bool) -> Tensor:

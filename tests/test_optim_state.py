@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -25,7 +26,7 @@ class Counting(torch.optim.Optimizer):
     """Keeps plain numbers beside a moment, as some optimisers of other libraries do."""
 
     def __init__(self, params: Iterable[Any]) -> None:
-        super().__init__(params, {"lr": 1e-2})
+        super().__init__(params, {"lr": np.float64(1e-2)})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -34,10 +35,12 @@ class Counting(torch.optim.Optimizer):
                 state = self.state[param]
                 if not state:
                     state |= {"step": 0, "size": 0.5, "is_late": False, "sum": param * 0}
+                    state["before"] = None
                 state["step"] += 1
                 state["size"] = 0.5 * state["size"] + float(param.norm())
                 state["is_late"] = state["step"] > 5
                 state["sum"] += param.grad * (2 if state["is_late"] else 1)
+                assert state["before"] is None
                 param -= group["lr"] * state["sum"] / (state["size"] * state["step"])
 
 

@@ -485,9 +485,12 @@ class SiteCheckpoints:
         for name in self._hook_state.keys() & hook.keys():
             self._hook_state[name].copy_(hook[name])
         kept = select_prefix("state", tensors)
+        # What the script keeps may hold the networks, too, as they were.
+        stays = {} if with_model else {n: v.clone() for n, v in replica.pieces().items() if kept}
         for name, item in self._state.items():
             if name in kept:
                 item.load_state_dict(unpack(f"state[{name!r}]", kept[name]))
+        replica.load_pieces(stays, with_model=True)
         load_random_state(select_prefix("random", tensors))
         residual = select_prefix("residual", tensors)
         log.info("checkpoint of version %d read in %.2f s", version, time.monotonic() - began)

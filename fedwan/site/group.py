@@ -181,6 +181,12 @@ def local(tensor: Tensor) -> Tensor:
     return piece
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Whether its values lie in memory of its own: not sparse, nor made of other tensors."""
+    piece = local(tensor)
+    return piece.layout == torch.strided and not hasattr(piece, "__tensor_flatten__")
+
+
 def whole(tensor: Tensor) -> Tensor:
     """A tensor with the pieces of all processes; the tensor itself if it is no `DTensor`.
 

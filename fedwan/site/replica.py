@@ -27,7 +27,7 @@ from fedwan.fragments import Fragment
 from fedwan.optim_state import NamedOptimizers, placed
 from fedwan.site.copies import Copies
 from fedwan.site.frozen import Frozen
-from fedwan.site.group import Group, is_cut, local, piece_like, reshard, whole
+from fedwan.site.group import Group, is_cut, is_plain, local, piece_like, reshard, whole
 from fedwan.state import (
     Layout,
     OnDemand,
@@ -431,6 +431,13 @@ def check_trainable(networks: Mapping[str, nn.Module]) -> None:
             raise UserError(
                 f"{name!r} has no shape yet; call its network once before fedwan.join and its "
                 "optimiser, or give the layer its number of inputs"
+            )
+        if not is_plain(tensor):
+            kind = type(tensor).__name__ if tensor.layout == torch.strided else tensor.layout
+            raise UserError(
+                f"{name!r} is a {kind}, whose values lie in other tensors; give fedwan.join dense "
+                "weights, or of a quantised network the modules that are trained, as adapters in "
+                "an nn.ModuleList"
             )
         is_spread = any(n > 1 and not s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
         if tensor.is_meta or (is_spread and not is_cut(tensor)):

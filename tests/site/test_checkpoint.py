@@ -70,6 +70,26 @@ def test_a_site_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
     assert same_bits(third.replica.live, before) and third.replica.inner.state()
 
 
+def test_what_a_script_keeps_of_the_networks_does_not_take_the_place_of_the_coordinator_s(
+    tmp_path: Path,
+) -> None:
+    """As of an average that holds the network that it follows."""
+
+    def checkpoints(site: Site) -> SiteCheckpoints:
+        (network,) = site.workload.networks.values()
+        return SiteCheckpoints(tmp_path, site.replica, {}, {"average": network})
+
+    first = Site(tmp_path)
+    checkpoints(first).save(1, 0, Ledger({}, {}, Work(0, 0), (1,)))
+    second = Site(tmp_path)
+    second.train(1)
+    before = {name: value.clone() for name, value in second.replica.live.items()}
+    checkpoints(second).load(1, with_model=False, is_start=False)
+    assert same_bits(second.replica.live, before)
+    checkpoints(second).load(1, with_model=True, is_start=False)
+    assert same_bits(second.replica.live, first.replica.live)
+
+
 def test_all_are_kept_from_the_one_that_the_coordinator_would_resume_from(
     tmp_path: Path,
 ) -> None:

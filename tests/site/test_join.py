@@ -6,7 +6,7 @@ import math
 import random
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,20 @@ OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]]
     "rmsprop": lambda params: torch.optim.RMSprop(params, lr=1e-3, momentum=0.5),
     "adafactor": lambda params: torch.optim.Adafactor(params, lr=1e-2),
     "masters": lambda params: Masters(params, lr=0.002),
+    "around": lambda params: Leading(params),
 }
+
+
+class Leading(torch.optim.Optimizer):
+    """Has another optimiser step, and tells nothing of its moments, as SAM's does."""
+
+    def __init__(self, params: Iterable[Any]) -> None:
+        super().__init__(params, {"lr": 0.002})
+        self.base = torch.optim.SGD(self.param_groups, momentum=0.9)
+        self.param_groups = self.base.param_groups
+
+    def step(self, closure: Any = None) -> None:
+        self.base.step()
 
 
 class Trainer:
@@ -72,9 +85,10 @@ class Trainer:
         return loss.detach()
 
     def join(self, **options: Any) -> Site | Alone:
+        base = {"base": o.base} if isinstance(o := self.optimizer, Leading) else {}
         given = {
             "networks": {"net": self.net},
-            "optimizers": {"net": self.optimizer},
+            "optimizers": {"net": self.optimizer, **base},
             "state": {"scheduler": self.scheduler, "batches": self.batches},
         }
         return fedwan.join(**(given | options))
@@ -142,7 +156,12 @@ def test_one_site_whose_mean_is_its_own_weights_takes_the_plain_scripts_steps(
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [("adamw_amsgrad", PLAIN["diloco"]), ("rmsprop", PLAIN["local_sgd"])]
+    ("kind", "words"),
+    [
+        ("adamw_amsgrad", PLAIN["diloco"]),
+        ("rmsprop", PLAIN["local_sgd"]),
+        ("around", PLAIN["diloco"]),
+    ],
 )
 def test_a_killed_script_takes_the_steps_that_it_would_have_taken_and_fetches_no_weights(
     words: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -539,6 +558,30 @@ def remember(trainer: Trainer, site: object) -> None:
     trainer.optimizer.state["global"] = {"steps": 1}  # type: ignore[index]
 
 
+def remember_sparse(trainer: Trainer, site: object) -> None:
+    weight = trainer.net[0][0].weight  # type: ignore[index]
+    trainer.optimizer.state[weight]["rows"] = weight.detach().to_sparse()
+
+
+def lead(trainer: Trainer) -> None:
+    trainer.join(optimizers={"net": Leading(trainer.net.parameters())})
+
+
+def scatter(trainer: Trainer) -> None:
+    trainer.net.register_buffer("mask", torch.ones(4).to_sparse())
+    trainer.join()
+
+
+def having(**settings: object) -> Callable[[Trainer], object]:
+    """A script whose optimiser has other settings."""
+
+    def train(trainer: Trainer) -> None:
+        trainer.optimizer.param_groups[0] |= settings
+        trainer.join(state={})
+
+    return train
+
+
 def halve(trainer: Trainer) -> None:
     trainer.net[0][2].weight.data = trainer.net[0][2].weight.data.bfloat16()
     trainer.join(state={})
@@ -580,6 +623,8 @@ NO_REDUCE = in_loop(lambda trainer, site: trainer.step())
         (NO_REDUCE, "strategy=parameter_server", "an optimiser has stepped before it"),
         (NO_REDUCE, "strategy=sync inner.net.lr=0.001", "its lr is 0.01, the settings say 0.001"),
         (NO_REDUCE, "strategy=sync inner.net.name=sgd", "it is AdamW, the settings say 'sgd'"),
+        (having(fused=True), "strategy=sync", "it is fused, which on a CPU comes to other last"),
+        (having(lr=torch.tensor(0.01)), "strategy=sync", "its lr is tensor(0.0100), the settings"),
         (
             NO_REDUCE,
             "strategy=diloco inner.net.name=adam inner.net.state=average",
@@ -632,6 +677,14 @@ NO_REDUCE = in_loop(lambda trainer, site: trainer.step())
             "float32, which would lead elsewhere; keep weights in float32",
         ),
         (in_loop(remember), "strategy=diloco", "keeps 'global', which no checkpoint"),
+        (in_loop(remember_sparse), "strategy=diloco", "keeps 'rows', which no checkpoint"),
+        (
+            lead,
+            "strategy=diloco",
+            "optimizers['net'] is a Leading around another optimiser, whose moments no checkpoint "
+            "would have; give that one, too: optimizers={'net': it, 'net_inner': it.base}",
+        ),
+        (scatter, "strategy=diloco", "'net/mask' is a torch.sparse_coo, whose values lie in other"),
     ],
 )
 def test_a_script_that_goes_wrong_is_told_so(
