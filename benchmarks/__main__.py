@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +21,8 @@ def main() -> None:
         print(f"no benchmark {name!r}; choose from {', '.join(MODULES)}", file=sys.stderr)
         sys.exit(2)
     module = import_module(f"benchmarks.{MODULES[name]}")
+    # So that what a benchmark has started and mounted is removed then, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         run(module, read_arguments(module, name, words))
     except FedwanError as error:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -240,17 +241,19 @@ def alone(member: Membership) -> None:
 
 
 class Served:
-    """A run of one site behind a real socket, for scripts in processes of their own."""
+    """A run behind a real socket, for sites' scripts in processes of their own."""
 
     def __init__(self, config: Config, folder: Path, identities: Path) -> None:
         self.config, self.folder, self.identities = config, folder, identities
-        self.assignment = folder / "assignment.json"
-        self.stderr = folder.with_suffix(".stderr")
+        self.assignment, self.stderr = self._files("s1")
         self.run = CoordinatedRun(
             *(config, "run-1", folder / "hub", lambda row: None, lambda *_: None),
             silence_s=1.0,
         )
         self.sha256 = ""
+
+    def _files(self, site: str) -> tuple[Path, Path]:
+        return self.folder / f"{site}.json", self.folder.with_suffix(f".{site}.stderr")
 
     def _train(self) -> None:
         self.sha256 = hash_state(self.run.train().state)
@@ -272,11 +275,12 @@ class Served:
             plane.stop(0.1)
             drop_meeting(self.assignment)
 
-    def start(self, *argv: object) -> subprocess.Popen[bytes]:
-        """The site's script, by this Python."""
+    def start(self, *argv: object, site: str = "s1") -> subprocess.Popen[bytes]:
+        """A site's script, by this Python."""
+        self.assignment, self.stderr = self._files(site)
         Assignment(
-            *(self.address, "run-1", to_json(self.config), "s1", str(self.identities / "s1")),
-            *(str(self.folder / "s1"), "", False, os.getpid(), machine()),
+            *(self.address, "run-1", to_json(self.config), site, str(self.identities / site)),
+            *(str(self.folder / site), "", False, os.getpid(), machine()),
         ).write(self.assignment)
         return self.also(sys.executable, *argv)
 
@@ -301,7 +305,9 @@ class Processes:
         self._starts = 0
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        # Each is a copy of one that has imported all of it, which takes seconds.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__, "torch._dynamo", "torch.distributed.fsdp"])
         self._starts += 1
         store = self._folder / f"store-{self._starts}"
         for rank in range(self.size):
@@ -309,7 +315,8 @@ class Processes:
             process = context.Process(
                 target=_serve, args=(rank, self.size, str(store), theirs), daemon=True
             )
-            process.start()
+            with mock.patch.dict(os.environ, PYTHONPATH=str(ROOT)):
+                process.start()
             self._pipes.append(mine)
             self._processes.append(process)
 

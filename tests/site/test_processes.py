@@ -40,7 +40,7 @@ from fedwan.link.loopback import LoopbackLink
 from fedwan.optim_state import NamedOptimizers
 from fedwan.simulation import RUN_ID, simulate
 from fedwan.site.assignment import read_outcome
-from fedwan.site.group import Group, local, open_group
+from fedwan.site.group import Group, local, open_group, whole
 from fedwan.site.recipe import take_part
 from fedwan.site.replica import Replica
 from fedwan.site.site import Membership, Site
@@ -253,6 +253,21 @@ def test_pieces_of_masters_follow_what_lands(pair: Processes) -> None:
     assert all(len(equal) == 8 and all(equal) for equal in pair.run(land_on_masters))
 
 
+def take_over_moments() -> list[bool]:
+    net = cut(network(), "fsdp")
+    optimizer = torch.optim.AdamW(net.parameters())
+    replica = Replica({"net": net}, {"net": optimizer}, group=open_group())
+    net(torch.ones(2, WIDTH)).square().mean().backward()
+    optimizer.step()
+    theirs = {name: 3 * whole(value) for name, value in replica.inner.state().items()}
+    replica.load_optimizers(theirs, is_whole=True)
+    return [torch.equal(whole(v), theirs[name]) for name, v in replica.inner.state().items()]
+
+
+def test_pieces_of_moments_are_of_the_whole_ones_that_the_coordinator_has(pair: Processes) -> None:
+    assert all(len(equal) == 24 and all(equal) for equal in pair.run(take_over_moments))
+
+
 # What the coordinator asks -----------------------------------------------------------------------
 
 
@@ -360,24 +375,22 @@ def test_what_processes_have_alike_is_written_once(
 # torchrun -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["fsdp", "ddp"])
 def test_a_rank_that_is_killed_or_fails_ends_the_others_and_the_next_start_ends_on_the_same_bits(
-    way: str, pair: Processes, identities: Path, tmp_path: Path
+    pair: Processes, identities: Path, tmp_path: Path
 ) -> None:
     """By torchrun, as a site's service starts them, and over a data plane under mutual TLS."""
     config = asked("h=2", "round.patience_s=150")
-    undisturbed, _ = pair.run(at_site, config, tmp_path / "pair", partial(take_steps, way))
+    undisturbed, _ = pair.run(at_site, config, tmp_path / "pair", partial(take_steps, "fsdp"))
     served = Served(config, tmp_path / "run", identities)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCRIPT)
     with served.serving():
-        assert served.start(*torchrun, "rank_0_dies", way).wait(120) != 0
+        assert served.start(*torchrun, "rank_0_dies").wait(120) != 0
         assert read_outcome(served.assignment)[0] is None, "the other one knows no more than gloo"
-        if way == "fsdp":
-            assert served.start(*torchrun, "rank_1_fails").wait(120) != 0
-            told = read_outcome(served.assignment)[0]
-            assert told is not None
-            assert (told.error, told.text[:13]) == ("ValueError", "its own fault")
-        assert served.start(*torchrun, "", way).wait(120) == 0, served.stderr.read_text()
+        assert served.start(*torchrun, "rank_1_fails").wait(120) != 0
+        told = read_outcome(served.assignment)[0]
+        assert told is not None
+        assert (told.error, told.text[:13]) == ("ValueError", "its own fault")
+        assert served.start(*torchrun).wait(120) == 0, served.stderr.read_text()
     outcome, has_joined = read_outcome(served.assignment)
     assert has_joined and outcome is not None and not outcome.error
     assert served.run.site_sha256() == {"s1": served.sha256}
@@ -392,8 +405,8 @@ def test_all_processes_go_on_with_the_moments_that_the_coordinator_has(
     served = Served(config, tmp_path / "run", identities)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCRIPT)
     with served.serving():
-        assert served.start(*torchrun, "rank_0_dies").wait(120) != 0
-        assert served.start(*torchrun).wait(120) == 0, served.stderr.read_text()
+        assert served.start(*torchrun, "rank_0_dies", "ddp").wait(120) != 0
+        assert served.start(*torchrun, "", "ddp").wait(120) == 0, served.stderr.read_text()
     assert served.run.site_sha256() == {"s1": served.sha256}
 
 
