@@ -294,7 +294,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 def export(trained: Trained, to: str, folder: Path) -> None:
     """Write one file per network, `config.json`, and a README on loading, into a new folder.
 
-    To `diffusers`, what its `from_pretrained` opens. A `UserError` if there is no such format, or
+    Of a recipe's networks their layers, too, as torch prints them. To `diffusers`, what its `from_pretrained` opens. A `UserError` if there is no such format, or
     none of the run's workload, or the folder holds something.
     """
     if to not in FORMATS:
@@ -328,6 +328,8 @@ def export(trained: Trained, to: str, folder: Path) -> None:
         "files": {network: f"{network}.safetensors" for network in trained.networks},
         "config": config,
     }
+    for name, module in modules.items():
+        (folder / f"{name}.txt").write_text(f"{module}\n")
     if modules:
         about["missing"] = {n: _missing(m, trained.networks[n]) for n, m in modules.items()}
     (folder / _ABOUT).write_text(json.dumps(about, indent=2) + "\n")
@@ -356,7 +358,7 @@ def _readme(trained: Trained, modules: Mapping[str, nn.Module]) -> str:
     built = "".join(
         f"`{n}` is a `{type(m).__name__}` of `{type(m).__module__}`, as workload "
         f"`{trained.config.workload}` builds it: `fedwan.load(DIR).workload().networks[{n!r}]`, "
-        "where DIR is this folder.\n"
+        f"where DIR is this folder. Without fedwan, build it of the layers that `{n}.txt` lists.\n"
         for n, m in modules.items()
     )
     left = ""

@@ -76,8 +76,11 @@ def test_export_writes_a_folder_and_says_where(tmp_path: Path, fedwan: Command) 
         "README.md",
         "config.json",
         "discriminator.safetensors",
+        "discriminator.txt",
         "generator.safetensors",
+        "generator.txt",
     }
+    assert "Linear(in_features=16," in (folder / "generator.txt").read_text()
     modes = {path.stat().st_mode & 0o777 for path in folder.glob("*.safetensors")}
     assert modes == {(folder / "README.md").stat().st_mode & 0o777}
     code, _, err = fedwan("export", str(tmp_path / "run"), "--to", "onnx", "x")
