@@ -294,8 +294,9 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 def export(trained: Trained, to: str, folder: Path) -> None:
     """Write one file per network, `config.json`, and a README on loading, into a new folder.
 
-    Of a recipe's networks their layers, too, as torch prints them. To `diffusers`, what its `from_pretrained` opens. A `UserError` if there is no such format, or
-    none of the run's workload, or the folder holds something.
+    Of a recipe's networks their layers, too, as torch prints them. To `diffusers`, what its
+    `from_pretrained` opens. A `UserError` if there is no such format, or none of the run's
+    workload, or the folder holds something.
     """
     if to not in FORMATS:
         raise UserError(f"--to {to} is none of {', '.join(FORMATS)}{nearest(to, FORMATS)}")

@@ -13,6 +13,8 @@ from fedwan.cli.arguments import argument, option
 from fedwan.errors import IdentityError
 
 if TYPE_CHECKING:
+    from cryptography import x509
+
     from fedwan.link.pki import Authority
 
 app = typer.Typer(
@@ -79,10 +81,12 @@ def sign(
 
     Compare the key that is shown with what the party was shown: another one is somebody else's.
     """
-    name, fingerprint, hosts = _open(directory).sign(path, days)
-    _tell_signed(directory, name, days, "ca.crt")
-    typer.echo(f"key     {fingerprint}")
-    _tell_hosts(name, hosts)
+    from fedwan.link import certificates
+
+    signed = _open(directory).sign(path, days)
+    name = _tell_signed(directory, signed, "ca.crt")
+    typer.echo(f"key     {certificates.fingerprint(signed.public_key())}")
+    _tell_hosts(name, certificates.hosts_of(signed))
 
 
 @app.command("renew")
@@ -93,8 +97,7 @@ def renew(
     days: Days = DAYS,
 ) -> None:
     """Sign an identity again for its key; the one in use stays valid, so nothing stops."""
-    _open(directory).renew(name, host or [], days)
-    _tell_signed(directory, name, days)
+    _tell_signed(directory, _open(directory).renew(name, host or [], days))
 
 
 @app.command("revoke")
@@ -125,16 +128,20 @@ def _passphrase(*, is_new: bool = False) -> bytes:
     return given.encode()
 
 
-def _tell_signed(directory: Path, name: str, days: int, *more: str) -> None:
+def _tell_signed(directory: Path, signed: x509.Certificate, *more: str) -> str:
+    """Of whom it is."""
     from fedwan.link.certificates import COORDINATOR
+    from fedwan.link.tls import common_name
 
+    name = common_name(signed)
     party, folder = "the site", directory / name
     if name == COORDINATOR:
         party, more = "the coordinator", (*more, "crl.pem")
     files = " and ".join(str(folder / file) for file in ("identity.crt", *more))
-    typer.echo(f"signed  {folder}: valid for {days} days")
+    typer.echo(f"signed  {folder}: valid until {signed.not_valid_after_utc:%Y-%m-%d}")
     if not (folder / "identity.key").exists():  # else they are where they belong
         typer.echo(f"next    bring {files} into {party}'s identity/")
+    return name
 
 
 def _tell_hosts(name: str, hosts: list[str]) -> None:

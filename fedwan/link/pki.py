@@ -147,8 +147,8 @@ class Authority:
         return cls(directory, Issuer(certificate, key))
 
     @_alone
-    def sign(self, path: Path, days: int = IDENTITY_DAYS) -> tuple[str, str, list[str]]:
-        """Sign a request; the party's name, its key's fingerprint, and the hosts it asked for.
+    def sign(self, path: Path, days: int = IDENTITY_DAYS) -> x509.Certificate:
+        """Sign a request, for so many days or as long as the authority lasts.
 
         A name that has an identity gets another one for the same key only: for another key, what it
         has must be revoked first.
@@ -178,12 +178,12 @@ class Authority:
                     f"{certificate.not_valid_after_utc:%Y-%m-%d}; if that key is lost, revoke it "
                     f"first: fedwan pki revoke {name} --pki {self.directory}"
                 )
-        hosts = certificates.hosts_of(wanted)
-        self._issue(name, key, hosts, days)
-        return name, certificates.fingerprint(key), hosts
+        return self._issue(name, key, certificates.hosts_of(wanted), days)
 
     @_alone
-    def renew(self, name: str, hosts: Sequence[str] = (), days: int = IDENTITY_DAYS) -> None:
+    def renew(
+        self, name: str, hosts: Sequence[str] = (), days: int = IDENTITY_DAYS
+    ) -> x509.Certificate:
         """Sign a party's newest identity again, for the same key; what it has stays valid.
 
         `hosts`, if there are any, take the place of those that a coordinator had.
@@ -196,7 +196,7 @@ class Authority:
         newest = found[-1]
         key = newest.public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)
-        self._issue(name, key, hosts or certificates.hosts_of(newest), days)
+        return self._issue(name, key, hosts or certificates.hosts_of(newest), days)
 
     @_alone
     def revoke(self, name: str) -> Path:
@@ -224,7 +224,7 @@ class Authority:
 
     def _issue(
         self, name: str, key: ec.EllipticCurvePublicKey, hosts: Sequence[str], days: int
-    ) -> None:
+    ) -> x509.Certificate:
         """Sign and write one identity, and note its certificate with the authority."""
         if not 1 <= days <= certificates.CA_DAYS:
             most = certificates.CA_DAYS
@@ -242,16 +242,18 @@ class Authority:
             if name == COORDINATOR:
                 replace_bytes(folder / "crl.pem", (self._folder / "crl.pem").read_bytes())
             replace_bytes(folder / "identity.crt", pem)
+        return certificate
 
     def _revocations(self) -> x509.CertificateRevocationList:
         return _read(self._folder / "crl.pem", x509.load_pem_x509_crl)
 
     def _issued(self, name: str) -> list[x509.Certificate]:
-        """A party's certificates, the newest last."""
+        """A party's certificates, the newest last; in one second, by their files' times."""
         check_name(name)
         found = (self._folder / "issued").glob(f"{name}.*.crt")
         files = sorted(found, key=lambda file: (file.stat().st_mtime_ns, file.name))
-        return [_read(file, x509.load_pem_x509_certificate) for file in files]
+        issued = [_read(file, x509.load_pem_x509_certificate) for file in files]
+        return sorted(issued, key=lambda certificate: certificate.not_valid_before_utc)
 
     def _is_revoked(self, certificate: x509.Certificate) -> bool:
         serial = certificate.serial_number

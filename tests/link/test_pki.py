@@ -265,6 +265,21 @@ def test_a_renewed_identity_has_the_same_key_and_the_old_one_stays_valid(
             authority.renew(name)
 
 
+def test_the_newest_identity_is_known_where_files_were_copied(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yesterday = certificates.now() - timedelta(days=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "now", lambda: yesterday)
+        admit(authority, "coordinator")
+    first = list((authority.directory / "ca" / "issued").iterdir())
+    authority.renew("coordinator", ["new.example.com"])
+    for path in first:
+        path.touch()
+    hosts = certificates.hosts_of(authority.renew("coordinator"))
+    assert hosts == ["new.example.com", "localhost", "127.0.0.1"]
+
+
 def test_without_an_authority_the_command_that_makes_one_is_named(tmp_path: Path) -> None:
     with pytest.raises(IdentityError, match="fedwan pki init"):
         Authority.open(tmp_path, PASSPHRASE)
