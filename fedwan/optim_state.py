@@ -98,7 +98,8 @@ class NamedOptimizers:
         for name, inner in vars(optimizer).items():
             if not isinstance(inner, torch.optim.Optimizer) or inner.state is optimizer.state:
                 continue
-            if inner not in self.optimizers.values():
+            is_told = optimizer.state_dict().keys() - {"state", "param_groups"}
+            if inner not in self.optimizers.values() and not is_told:
                 raise UserError(
                     f"optimizers[{key!r}] is a {type(optimizer).__name__} around another "
                     "optimiser, whose moments no checkpoint would have; give that one, too: "

@@ -20,7 +20,7 @@ from fedwan.optim_state import NamedOptimizers
 from fedwan.site.script import Script
 from fedwan.state import network_of
 from fedwan.strategy import Strategy
-from fedwan.workloads.optim import clip, difference, rate_at
+from fedwan.workloads.optim import clip, difference, rate_at, rounds_otherwise
 
 
 class StepOrder:
@@ -34,12 +34,12 @@ class StepOrder:
         self, script: Script, config: Config, held: NamedOptimizers, strategy: Strategy
     ) -> None:
         is_own, does_step = config.workload == COMMAND, strategy.contributes == "gradient"
-        if is_own:
-            _check_optimizers(script, config, held, does_step=does_step)
-        self._optimizers = script.optimizers if is_own and does_step else {}
-        self._inner, self._num_steps = config.inner, config.steps
         self._all_step = strategy.clock == "versions"
         """Whether the coordinator takes the same steps."""
+        if is_own:
+            _check_optimizers(script, config, held, does_step=does_step, all_step=self._all_step)
+        self._optimizers = script.optimizers if is_own and does_step else {}
+        self._inner, self._num_steps = config.inner, config.steps
         self._networks = {parameter: network_of(name) for name, parameter in held.params.items()}
         self._step = 0
         self._rates: dict[str, float] = {}
@@ -118,15 +118,17 @@ def _mark(parameter: Tensor) -> tuple[int, int] | None:
 
 
 def _check_optimizers(
-    script: Script, config: Config, held: NamedOptimizers, *, does_step: bool
+    script: Script, config: Config, held: NamedOptimizers, *, does_step: bool, all_step: bool
 ) -> None:
     """Refuse those of a script whose steps or moments others take to be what settings say.
 
-    `does_step`: the coordinator steps as well.
+    `does_step`: the coordinator steps as well; `all_step`: and to the same bits.
     """
     for network, inner in config.inner.items():
         for name in held.of_network(network):
-            text = difference(inner, script.optimizers[name], is_stepped=does_step)
+            optimizer = script.optimizers[name]
+            text = difference(inner, optimizer, is_stepped=does_step)
+            text = text or (rounds_otherwise(optimizer) if all_step else "")
             if text and (does_step or inner.state == "average"):
                 what = "the coordinator steps as well" if does_step else "sites' moments merge"
                 raise UserError(

@@ -201,17 +201,24 @@ def difference(
     described = build_optimizer(config, [torch.zeros(1, requires_grad=True)])
     if type(optimizer).__name__ != type(described).__name__:
         return f"it is {type(optimizer).__name__}, the settings say {config.name!r}"
-    fused = [p for group in optimizer.param_groups if group.get("fused") for p in group["params"]]
-    if is_stepped and any(param.is_cpu for param in fused):
-        return "it is fused, which on a CPU comes to other last bits"
     for name, value in described.defaults.items():
         if name in _HOW or not (is_stepped or name in _MOMENTS):
             continue
         for group in optimizer.param_groups:
             given = group.get(name)
-            is_other = given != value or isinstance(given, Tensor)  # whose last bits are others
-            if is_other if is_stepped else _meaning(given) != _meaning(value):
-                return f"its {name} is {given!r}, the settings say {value}"
+            if given != value if is_stepped else _meaning(given) != _meaning(value):
+                return f"its {name} is {given}, the settings say {value}"
+    return ""
+
+
+def rounds_otherwise(optimizer: torch.optim.Optimizer) -> str:
+    """Why its steps on a CPU come to other last bits than this module's; empty if they do not."""
+    for group in optimizer.param_groups:
+        if any(param.is_cpu for param in group["params"]):
+            if group.get("fused"):
+                return "it is fused, which comes to other last bits"
+            if isinstance(group.get("lr"), Tensor):
+                return "its lr is a tensor, which comes to other last bits"
     return ""
 
 

@@ -15,7 +15,6 @@ import torch
 from fedwan.app import load_run, load_strategy, load_workload
 from fedwan.simulation import simulate
 from fedwan.weights import load
-from tests.site.support import Served, asked
 from tests.support import spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,20 +53,17 @@ def test_the_lines_of_own_model_train_and_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sites_of_the_example_step_on_batches_of_their_own(
-    tmp_path: Path, identities: Path
-) -> None:
+def test_sites_of_the_example_step_on_batches_of_their_own(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "examples" / "train_unet.py").read_text(encoding="utf-8")
     asks = "            loss.backward()\n"
     assert len(text.splitlines()) <= 60 and asks in text
-    tells = f"{asks}{' ' * 12}print(images.sum(), file=sys.stderr)\n"
-    (tmp_path / "train.py").write_text("import sys\n" + text.replace(asks, tells))
-    served = Served(asked("sites=2", "h=20", "steps=40"), tmp_path / "run", identities)
-    with served.serving():
-        sites = {site: served.start(tmp_path / "train.py", site=site) for site in ("s1", "s2")}
-        assert [site.wait(120) for site in sites.values()] == [0, 0]
-    assert served.run.site_sha256() == dict.fromkeys(sites, served.sha256)
-    logs = [(tmp_path / f"run.{site}.stderr").read_text() for site in sites]
+    (tmp_path / "train.py").write_text(text.replace(asks, f"{asks}{' ' * 12}print(images.sum())\n"))
+    words = ("launch", "--sites", "2", "h=20", "--", "python", "train.py")
+    run(sys.executable, "-m", "fedwan", *words, folder=tmp_path)
+    logs = [
+        (tmp_path / "runs" / "launch" / "sites" / name / "logs" / "clientapp.log").read_text()
+        for name in ("s1", "s2")
+    ]
     first, second = (re.findall(r"tensor\((\S+)\)", log) for log in logs)
     assert len(first) == len(second) == 40
     assert not set(first) & set(second)

@@ -241,19 +241,17 @@ def alone(member: Membership) -> None:
 
 
 class Served:
-    """A run behind a real socket, for sites' scripts in processes of their own."""
+    """A run of one site behind a real socket, for scripts in processes of their own."""
 
     def __init__(self, config: Config, folder: Path, identities: Path) -> None:
         self.config, self.folder, self.identities = config, folder, identities
-        self.assignment, self.stderr = self._files("s1")
+        self.assignment = folder / "assignment.json"
+        self.stderr = folder.with_suffix(".stderr")
         self.run = CoordinatedRun(
             *(config, "run-1", folder / "hub", lambda row: None, lambda *_: None),
             silence_s=1.0,
         )
         self.sha256 = ""
-
-    def _files(self, site: str) -> tuple[Path, Path]:
-        return self.folder / f"{site}.json", self.folder.with_suffix(f".{site}.stderr")
 
     def _train(self) -> None:
         self.sha256 = hash_state(self.run.train().state)
@@ -275,12 +273,11 @@ class Served:
             plane.stop(0.1)
             drop_meeting(self.assignment)
 
-    def start(self, *argv: object, site: str = "s1") -> subprocess.Popen[bytes]:
-        """A site's script, by this Python."""
-        self.assignment, self.stderr = self._files(site)
+    def start(self, *argv: object) -> subprocess.Popen[bytes]:
+        """The site's script, by this Python."""
         Assignment(
-            *(self.address, "run-1", to_json(self.config), site, str(self.identities / site)),
-            *(str(self.folder / site), "", False, os.getpid(), machine()),
+            *(self.address, "run-1", to_json(self.config), "s1", str(self.identities / "s1")),
+            *(str(self.folder / "s1"), "", False, os.getpid(), machine()),
         ).write(self.assignment)
         return self.also(sys.executable, *argv)
 
