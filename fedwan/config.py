@@ -503,6 +503,25 @@ def require_run(out: Path) -> None:
         )
 
 
+_OF_EVERY_RUN = ("workload", "strategy", "sites", "steps", "h", "seed", "log")
+"""Keys of what `dump` writes, to the last: defaults would stand for what was cut off."""
+
+
+def load_dumped(out: Path) -> Config:
+    """The configuration in a run's folder, as `dump` wrote it.
+
+    Raises:
+        ConfigError: there is none, or it is not whole.
+    """
+    require_run(out)
+    tree = read_yaml(path := out / "config.yaml")
+    if lacking := [key for key in _OF_EVERY_RUN if key not in tree]:
+        raise ConfigError(
+            f"{path} is not whole, it lacks {', '.join(lacking)}; restore it, as from a copy"
+        )
+    return merge(Config(), tree)
+
+
 def merge(config: Config, *trees: Mapping[str, Any]) -> Config:
     """A copy of a configuration with nested values put over it, later trees over earlier ones.
 
@@ -524,7 +543,12 @@ def dump(config: Config, path: Path) -> None:
 
     Without settings that could have no effect, as `data.name` of a script.
     """
-    replace_text(path, OmegaConf.to_yaml(OmegaConf.create(effective(config, NEEDS))))
+    replace_text(path, OmegaConf.to_yaml(OmegaConf.create(to_tree(config))))
+
+
+def to_tree(config: Config) -> dict[str, Any]:
+    """What `dump` writes, nested values that `merge` reads back."""
+    return effective(config, NEEDS)
 
 
 def to_json(config: Config) -> str:

@@ -162,6 +162,10 @@ def write_atomically(
             if previous is not None and path.exists():
                 _keep(path, previous, mode)
             os.replace(temporary, path)
+        except OSError as error:
+            if error.filename == str(temporary):  # which means nothing to who reads of it
+                error.filename, error.filename2 = str(path), None
+            raise
         finally:
             temporary.unlink(missing_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)

@@ -23,8 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import fedwan
-from fedwan.config import COMMAND, Config, from_json, require_run
-from fedwan.config import load as load_config
+from fedwan.config import COMMAND, Config, from_json, load_dumped
 from fedwan.errors import CheckpointError, ConfigError, FedwanError, UserError
 from fedwan.names import nearest
 from fedwan.output.units import subject
@@ -135,12 +134,12 @@ def load(run: str | Path, *, ema: bool = True) -> Trained:
     folder = Path(run)
     if (folder / _ABOUT).is_file() and not (folder / "config.yaml").exists():
         return _load_exported(folder, ema)
-    require_run(folder)
-    path = folder / "checkpoint" / "coordinator.safetensors"
+    config, path = load_dumped(folder), folder / "checkpoint" / "coordinator.safetensors"
     if not path.exists():
-        raise CheckpointError(
-            f"{str(folder)!r} holds no checkpoint yet; wait for the run's first, or see its logs/"
-        )
+        why = "yet; wait for the run's first, or see its logs/"
+        if (folder / "summary.json").exists():
+            why = f"any more: {path.name} was removed; restore it"
+        raise CheckpointError(f"{str(folder)!r} holds no checkpoint {why}")
     which = "ema" if ema else "global"
     tensors = select_prefix(which, read_tensors(path, f"{which}:")[0])
     networks: dict[str, State] = {}
@@ -148,7 +147,7 @@ def load(run: str | Path, *, ema: bool = True) -> Trained:
         if not is_moment(name):
             network = network_of(name)
             networks.setdefault(network, {})[name[len(network) + 1 :]] = tensors[name]
-    return Trained(folder, load_config(folder / "config.yaml"), networks, ema)
+    return Trained(folder, config, networks, ema)
 
 
 def _load_exported(folder: Path, ema: bool) -> Trained:

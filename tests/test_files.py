@@ -21,6 +21,7 @@ from fedwan.files import (
     no_room,
     on_disk,
     replace_bytes,
+    replace_text,
     write_atomically,
 )
 from tests.support import no_links
@@ -37,6 +38,13 @@ def test_a_writer_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) ->
     with pytest.raises(KeyboardInterrupt):
         write_atomically(path, write)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError) as error:
+        replace_text(tmp_path / "folder", "text")
+    assert error.value.filename == str(tmp_path / "folder") and error.value.filename2 is None
 
 
 def test_what_was_replaced_survives_a_power_cut(

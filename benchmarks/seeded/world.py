@@ -322,8 +322,11 @@ class World:
         bad_places = [place for of, place in self.bad_batches if of == name]
         main = partial(script.train, member, self.names.index(name), pause, bad_places)
         outcome = self._live(process, main)
+        hub = self.coordinator.hub
         if isinstance(outcome, str):
             self._ended[name] = outcome
+        elif type(outcome) is RunStopped and hub is not None and hub.is_complete:
+            self.violated(f"{name}: {outcome}, though the run is complete")
         elif not isinstance(outcome, ENDS) and member.run_id == self.run_id:
             self.violated(f"{name}: {type(outcome).__name__}: {outcome}")
         return outcome

@@ -10,6 +10,12 @@ import typer
 
 from fedwan.config import COMMAND
 from fedwan.config_tree import read_yaml
+from fedwan.errors import UserError
+
+_OF_A_RUN = (
+    *("config.yaml", "journal.jsonl", "metrics.jsonl", "summary.json", "report.html"),
+    "samples.png",
+)
 
 
 def argument(metavar: str, help: str = "") -> Any:
@@ -66,8 +72,15 @@ def resuming(run: Path) -> str:
     return f"fedwan run {given} --resume"
 
 
+def check_not_own(name: str, path: Path) -> None:
+    """Refuse to write over a file that a run has made, by what an option names."""
+    if path.is_file() and (path.parent / "config.yaml").is_file() and path.name in _OF_A_RUN:
+        raise UserError(f"{name} {path} is a file of the run in its folder; name another")
+
+
 def write_option(path: Path | None, text: str = "") -> None:
-    """Write the file that an option names; without a text, only see that it can be written."""
+    """Write the file that --json names; without a text, only see that it can be written."""
     if path is not None:
+        check_not_own("--json", path)
         with path.open("w" if text else "a") as file:
             file.write(text)

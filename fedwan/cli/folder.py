@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from fedwan.cli.arguments import resuming
-from fedwan.config import COMMAND, MASKED, Config, merge
+from fedwan.config import COMMAND, MASKED, Config, load_dumped, merge
 from fedwan.config_tree import leaves_of, tree_of
 from fedwan.errors import ConfigError
 from fedwan.flower.processes import only_one
 from fedwan.names import nearest
-from fedwan.output.board import read_run
-from fedwan.output.journal import JOURNAL
+from fedwan.output.journal import JOURNAL, require_begun
+from fedwan.output.records import RoundRecord, iter_records
 
 FIXED = frozenset(
     {
@@ -70,6 +70,7 @@ def load_config(
         own = choose_folder(Path(Config().out), words, resume=True) / "config.yaml"
         path = own if own.exists() else None
     if resume and path is not None and path.name == "config.yaml" and _has_begun(path.parent):
+        load_dumped(path.parent)  # what was cut off would look like settings of another run
         words = [f"out={path.parent}", *words]
     given = [word for word in words if not word.startswith("out=")]
     config = load_run(path, words)
@@ -79,6 +80,8 @@ def load_config(
         with only_one(out, "out"):  # one that is live is told before all else
             pass
     is_done = (out / "summary.json").exists()
+    if from_version is not None:
+        given.append(f"--from-version={from_version}")
     if resume and not out.exists():
         near = nearest(out.name, (each.name for each in out.parent.glob("*") if holds_run(each)))
         raise ConfigError(
@@ -86,16 +89,15 @@ def load_config(
         )
     if resume and not holds_run(out):
         raise ConfigError(f"out = {config.out!r} holds no checkpoint yet; leave --resume out")
-    if resume and is_done and given and config != load_run(path, [f"out={out}"]):
+    is_same = from_version is None and config == load_run(path, [f"out={out}"])
+    if resume and is_done and given and not is_same:
         raise ConfigError(
             f"the run in {str(out)!r} is complete, {' '.join(given)} would change nothing; "
             "train on in a new run with init.NETWORK=FILE, which `fedwan export` writes"
         )
     if resume and not is_done:
-        from fedwan.coordinator.model import newest_whole
-
-        config = _as_begun(config)
-        newest_whole(out / "checkpoint")  # what is damaged is told before anything starts
+        require_begun(out / JOURNAL)  # what is damaged is told before anything starts
+        config = _as_begun(config, out / "checkpoint")
     if not resume and from_version is not None:
         raise ConfigError(f"--from-version={from_version} is for a run that goes on; add --resume")
     if not resume and is_done:
@@ -117,17 +119,24 @@ def load_config(
     return config
 
 
-def _as_begun(asked: Config) -> Config:
-    """Refuse what a run cannot change on its way.
+def _as_begun(asked: Config, folder: Path) -> Config:
+    """Refuse what a run cannot change on its way, whose checkpoints are in a folder.
 
     Of a script's run what is not given, but for its seed, would be open until its networks are
     known: it stays as the run has it.
     """
-    if not (Path(asked.out) / "config.yaml").exists():
-        return asked
-    board, _ = read_run(Path(asked.out))
-    before, is_script = dict(leaves_of(board.config)), asked.workload == COMMAND
-    fixed = FIXED | (FIXED_MASKED if board.config.codec.up in MASKED else set())
+    from fedwan.coordinator.model import another_version, newest_whole
+    from fedwan.state import read_tensors_meta
+
+    meta = read_tensors_meta(newest_whole(folder)[0])
+    try:
+        begun, taken = merge(Config(), meta["config"]), int(meta["step"])
+    except KeyError as error:
+        raise another_version(folder, error) from None
+    rounds = (r for r in iter_records(Path(asked.out)) if isinstance(r, RoundRecord))
+    taken = max([taken, *(round_.run_step for round_ in rounds)])
+    before, is_script = dict(leaves_of(begun)), asked.workload == COMMAND
+    fixed = FIXED | (FIXED_MASKED if begun.codec.up in MASKED else set())
     if is_script:
         now, usual = dict(leaves_of(asked)), dict(leaves_of(Config()))
         own = {key for key, value in now.items() if value and value != usual.get(key)}
@@ -135,8 +144,8 @@ def _as_begun(asked: Config) -> Config:
         # What will be settled as it was stays open: sites have the ticket of these settings.
         from fedwan.app import complete
 
-        networks: dict[str, Any] = dict.fromkeys(board.config.inner, "regression")
-        settled = dict(leaves_of(complete(asked, networks, board.config.steps)))
+        networks: dict[str, Any] = dict.fromkeys(begun.inner, "regression")
+        settled = dict(leaves_of(complete(asked, networks, begun.steps)))
         kept = {
             key: value
             for key, value in before.items()
@@ -152,9 +161,9 @@ def _as_begun(asked: Config) -> Config:
         if value != before.get(key) and _is_in(key, fixed)
         if value or key == "seed" or not (value is None or is_script)
     ]
-    if 0 < asked.steps < board.step:
+    if 0 < asked.steps < taken:
         faults.append(
-            f"steps = {asked.steps}, and the run in {asked.out!r} has taken {board.step}; leave it "
+            f"steps = {asked.steps}, and the run in {asked.out!r} has taken {taken}; leave it "
             "out, or give more"
         )
     if faults:

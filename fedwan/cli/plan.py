@@ -87,13 +87,15 @@ def plan(
     found = [predict(candidate, question, cache) for candidate in candidates(question)]
     ranked = rank(found, question)
     if not ranked:
+        h = found[0].candidate.strategy.h
         raise ConfigError(
             f"every run would stop: {found[0].stopped}, which is all that round.patience_s="
-            f"{config.round.patience_s:g} allows; raise it"
+            f"{config.round.patience_s:g} allows, and steps alone take {h * config.step_s:g} s in "
+            f"rounds of h={h}; raise it, or lower h"
         )
     typer.echo(f"{_heading(question)}\n")
     typer.echo("\n".join(table_lines(ranked, question, most=0 if is_all else SHOWN)) + "\n")
-    typer.echo(f"advice: {why(ranked)}\nwords: {words_of(ranked[0])}")
+    typer.echo(f"advice: {why(ranked)}\nwords: {words_of(ranked[0], question)}")
     rows = [row_of(prediction, question) for prediction in ranked]
     write_option(json_path, "".join(json.dumps(row) + "\n" for row in rows))
 

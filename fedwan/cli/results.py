@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fedwan.cli.arguments import JsonPath, NewFolder, RunFolder, option, write_option
+from fedwan.cli.arguments import JsonPath, NewFolder, RunFolder, check_not_own, option, write_option
 from fedwan.errors import UserError
 
 Last = Annotated[
@@ -94,6 +94,7 @@ def sample(
 
     if out.suffix.lower() != ".png":
         raise UserError(f"--out {out} is no PNG file; name one, as samples.png")
+    check_not_own("--out", out)
     trained = fedwan.load(run, ema=not last)
     config = trained.config
     if prompt and "prompts" not in config.model:

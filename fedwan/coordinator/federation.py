@@ -92,7 +92,7 @@ class Federation:
         self._rounds: CoordinatorRounds | None = None
         self._intake: Intake | None = None
         self._chunk_bytes = chunk_bytes
-        self._is_complete = False
+        self.is_complete = False
         self._refusals: dict[str, Refusals] = defaultdict(Refusals)
         self._joins: dict[str, Allowance] = defaultdict(Allowance)
         """Of new sessions, each of which is in the journal."""
@@ -229,11 +229,11 @@ class Federation:
         """Tell every site that the run is over, and whether it has done what it was to do."""
         with self.changed:
             self.stop_text = self.stop_text or text
-            self._is_complete = self._is_complete or is_complete
+            self.is_complete = self.is_complete or is_complete
             if self._rounds is not None:
                 self._rounds.is_over = True
             for name in self.registry.sites:
-                self.registry.tell(name, wire.CoordinatorSignal.STOP, text, self._is_complete)
+                self.registry.tell(name, wire.CoordinatorSignal.STOP, text, self.is_complete)
             self.changed.notify_all()
 
     def notice(self) -> list[str]:

@@ -101,6 +101,14 @@ def find_checkpoint(folder: Path) -> tuple[dict[str, Any], str]:
     return read_tensors_meta(folder / CHECKPOINT), complaint
 
 
+def another_version(folder: Path, error: Exception) -> CheckpointError:
+    """What a checkpoint is that lacks something."""
+    return CheckpointError(
+        f"checkpoint in {folder} is of another version of fedwan ({error}); "
+        "resume with the one that it began with"
+    )
+
+
 class GlobalModel:
     """Global weights, which take `initial` over, and what evolves with them."""
 

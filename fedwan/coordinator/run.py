@@ -19,14 +19,14 @@ from typing import Any, cast
 
 from fedwan.app import complete, has_own_data, load_strategy, sources
 from fedwan.codecs import Reading
-from fedwan.config import MASKED, Config, hash_config, site_names
+from fedwan.config import MASKED, Config, hash_config, site_names, to_tree
 from fedwan.coordinator.evaluator import Evaluator
 from fedwan.coordinator.federation import CoordinatorRounds
 from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.mask_keys import Masking
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.mergers import AnyMerger, Mergers
-from fedwan.coordinator.model import GlobalModel, find_checkpoint
+from fedwan.coordinator.model import GlobalModel, another_version, find_checkpoint
 from fedwan.coordinator.opening import await_agreement, await_initial, heed_stop
 from fedwan.coordinator.past import Past
 from fedwan.coordinator.records import RoundRows, Totals, VersionLines, contribution_row
@@ -35,7 +35,7 @@ from fedwan.coordinator.site_privacy import SitePrivacy
 from fedwan.data.sources import parse_split
 from fedwan.doctor.diagnosis import Finding
 from fedwan.doctor.sampling import Sample
-from fedwan.errors import CheckpointError, RunStopped, UserError
+from fedwan.errors import RunStopped, UserError
 from fedwan.files import hash_file, lack_of_room
 from fedwan.fragments import Fragment
 from fedwan.link.client import CHUNK_BYTES
@@ -143,10 +143,7 @@ class CoordinatedRun:
                 num_lost = max(int(bool(complaint)), sum(past.saved) - sum(meta["versions"]))
                 self._past_privacy = meta["privacy"], num_lost
         except (KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"checkpoint in {folder} is of another version of fedwan "
-                f"({error}); resume with the one that it began with"
-            ) from None
+            raise another_version(folder, error) from None
         self.hub.agreement.agreed = claim = self.hub.agreement.claim(claim)
         self._registry.rejoins, self.hub.unmerged = past.rejoins, past.unmerged
         for verb, site, has_joined in past.decisions:
@@ -459,6 +456,7 @@ class CoordinatedRun:
         self._version_lines.wait()
         meta: dict[str, Any] = {"totals": row, "claim": self.hub.agreement.agreed}
         meta |= {"gate": hub.gate.state(), "began": hub.began}
+        meta |= {"config": to_tree(self.config), "step": hub.rounds.run_step}
         if hub.masking:
             meta["masks"] = hub.masking.state()
         if self._privacy:

@@ -71,7 +71,10 @@ def read_measurement(path: Path) -> Measurement:
     try:
         figures: dict[str, Any] = json.loads(path.read_text())
         figures |= {way: Way(**figures[way]) for way in ("up", "down")}
-        return Measurement(**figures)
+        found = Measurement(**figures)
+        if not all(0 < x < math.inf for x in (found.rtt_ms, found.up.mbit, found.down.mbit)):
+            raise ValueError
+        return found
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise ConfigError(
             f"--link = {str(path)!r} is no measurement; write one with `fedwan doctor link --json`"

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedwan.config import COMMAND, Config, load, require_run, site_names
+from fedwan.config import COMMAND, Config, load_dumped, site_names
+from fedwan.errors import ConfigError
+from fedwan.output.journal import JOURNAL
 from fedwan.output.records import (
+    METRICS,
     SPENT,
     EventRecord,
     QualityRecord,
@@ -303,9 +306,21 @@ class Board:
 
 
 def read_run(out: Path, since: float = 0.0) -> tuple[Board, list[Record]]:
-    """A run's state after all of its records, and these, from its folder; `since` as in `Board`."""
-    require_run(out)
-    board, records = Board(load(out / "config.yaml"), since), read_records(out)
+    """A run's state after all of its records, and these, from its folder; `since` as in `Board`.
+
+    Raises:
+        ConfigError: a file of it is damaged, or gone.
+    """
+    is_done = (out / "summary.json").exists()
+    for path in (out / METRICS, out / JOURNAL):
+        # No round may have been merged yet; that a run has begun is in its journal.
+        least = int(is_done or path.name == JOURNAL)
+        if is_done or any((out / "checkpoint").glob("*.safetensors")):
+            if not path.exists() or path.stat().st_size < least:
+                raise ConfigError(
+                    f"{path} was removed or emptied, which tells what the run has done; restore it"
+                )
+    board, records = Board(load_dumped(out), since), read_records(out)
     for record in records:
         board.take(record)
     return board, records

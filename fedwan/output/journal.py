@@ -113,6 +113,13 @@ def _seal(row: Mapping[str, Any], before: str, sign: Sign | None) -> tuple[bytes
     return body + f',"hash":"{digest}"}}\n'.encode(), digest
 
 
+def require_begun(path: Path) -> None:
+    """Refuse a journal without a whole line; one of a run that has a checkpoint had some."""
+    if not path.exists() or not _end(path)[1]:
+        what = "holds no line as it was written" if path.exists() else "was removed"
+        raise ConfigError(f"{path} {what}, and the run cannot go on without it; restore it")
+
+
 def _end(path: Path) -> tuple[str, int]:
     """The hash of the last line that is whole, and where it ends; `FIRST` and 0 if none is."""
     size, taken = path.stat().st_size, _TAIL
@@ -161,8 +168,9 @@ def verify(out: Path, ca: Path | None = None) -> dict[str, Any]:
         has_begun = summary.exists() or (out / "checkpoint").exists()
         why = "it was removed; restore it" if has_begun else "the run has not begun; start it again"
         raise ConfigError(f"{str(out)!r} holds no {JOURNAL}: {why}")
-    saved = _checkpoint(out)  # before the lines: a run may go on meanwhile
+    # Each before what is written after it: a run may go on meanwhile.
     ended = read_summary(summary).global_sha256 if summary.exists() else ""
+    saved = _checkpoint(out)
     lines = path.read_bytes().splitlines(keepends=True)
     torn = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
     history = _History(Signatures(ca))
@@ -182,6 +190,12 @@ def verify(out: Path, ca: Path | None = None) -> dict[str, Any]:
         raise FedwanError(
             f"{path}: its last line tells of {history.end[:12] or 'no end'}, {summary} of one with "
             f"weights {ended[:12]}: lines are missing, or one of the two was changed"
+        )
+    if ended and (saved is None or saved[0] != history.versions):
+        found = "there is none" if saved is None else f"it is of versions {saved[0]}"
+        raise FedwanError(
+            f"{out / 'checkpoint'}: the run ended at versions {history.versions}, and {found}: "
+            "the last one was removed or replaced; restore it"
         )
     return {
         "lines": len(lines),

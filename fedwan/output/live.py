@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedwan.config import Config, load
+from fedwan.config import Config, load_dumped
 from fedwan.errors import ConfigError
 from fedwan.output.board import Board
 from fedwan.output.journal import JOURNAL
@@ -62,7 +62,7 @@ class Follower:
         if sizes == self._sizes or begun_s < self._due_s and not is_last:
             return
         with suppress(ConfigError):  # damage must not end a live view
-            config, at, board = load(self._out / "config.yaml"), self._at.copy(), self.board
+            config, at, board = load_dumped(self._out), self._at.copy(), self.board
             if any(sizes.get(name, 0) < begin for name, begin in at.items()):
                 at, board = {}, Board(config, self._since)  # written anew
             records, board.config = read_records(self._out, at), config

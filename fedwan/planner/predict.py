@@ -170,14 +170,16 @@ def _setting(prediction: Prediction) -> str:
     return text
 
 
-def words_of(best: Prediction) -> str:
-    """What settles it on the command line of a run."""
+def words_of(best: Prediction, question: Question) -> str:
+    """What settles it on a command line; steps, too, where those named make no whole rounds."""
     candidate, strategy = best.candidate, best.candidate.strategy
     words = [f"strategy={candidate.config.strategy}", f"h={strategy.h}"]
     words += [f"codec.up={strategy.up.name}", f"codec.down={strategy.down.name}"]
     if strategy.overlap.tau:
         words += [f"stream.fragments={candidate.num_fragments}"]
         words += [f"stream.tau={strategy.overlap.tau}"]
+    if "steps" in question.named and candidate.config.steps != question.num_steps:
+        words += [f"steps={candidate.config.steps}"]
     return " ".join(words)
 
 

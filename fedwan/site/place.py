@@ -90,12 +90,15 @@ class Place:
         if self.keeps_pace:
             is_due = self.meter.total.since(self.marks[0]).steps >= self.steps
             return list(self.fragments) if is_due else []
+        h, rounds = self.strategy.h, self.num_steps // self.strategy.h
 
         def due(fragment: Fragment) -> bool:
             index = fragment.index
             version = self.versions[index] + (index in landing)
             is_free = index in landing or index not in flying
-            return is_free and step == due_step(fragment, version, self.strategy.h, self.num_steps)
+            # A site that starts over near the end may hold some fragments' last versions.
+            is_to_come = version < rounds * fragment.times
+            return is_free and is_to_come and step == due_step(fragment, version, h, self.num_steps)
 
         return [fragment for fragment in self.fragments if due(fragment)]
 

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.nn.functional import layer_norm
 
 from fedwan.app import num_experts
-from fedwan.config import DataConfig, load
+from fedwan.config import DataConfig, load_dumped
 from fedwan.errors import ConfigError, FedwanError
 from fedwan.models.velocity import VelocitySizes
 from fedwan.weights import load as load_trained
@@ -118,7 +118,7 @@ def read_teacher(folder: Path) -> Teacher:
             "holds no config.yaml on this machine; name the folder of a run with workload=flow, "
             f"which every site has a copy of (`fedwan demo workload=flow out={folder}` makes one)"
         )
-    config = load(folder / "config.yaml")
+    config = load_dumped(folder)
     if config.workload != "flow":
         raise refused(f"is of a run with workload = {config.workload!r}; name one of workload=flow")
     if config.data.labels == "site" or config.excluded or num_experts(config):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fedwan.config import Config, dump
 from fedwan.doctor.diagnosis import Doctor
 from fedwan.link import client, measure, tls
 from fedwan.link.server import DataPlane
@@ -137,7 +138,7 @@ def make_run(folder: Path, bend: Bend = lambda record: record, rounds: int = 6) 
     for version in range(1, rounds + 1):
         round_ = [{"kind": "round", **asdict(bend(healthy(version, site)))} for site in SITES]
         rows += round_ + [{"t": 0.0, **row} for row in doctor.look(round_)]
-    (folder / "config.yaml").write_text("sites: 4\n")
+    dump(Config(sites=4), folder / "config.yaml")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(folder)
 
@@ -189,9 +190,9 @@ def test_a_folder_may_bear_the_name_of_a_command(
 
 
 def test_a_run_that_stopped_is_told_with_the_way_on(tmp_path: Path, fedwan: Command) -> None:
-    folder, path = make_run(tmp_path), tmp_path / "metrics.jsonl"
+    folder = make_run(tmp_path)
     row = {"kind": "event", "t": 10.0, "event": "stopped", "site": None, "text": "the end"}
-    path.write_text(path.read_text() + json.dumps(row) + "\n")
+    (tmp_path / "journal.jsonl").write_text(json.dumps(row) + "\n")
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "coordinator.safetensors").touch()
     _, text, _ = fedwan("doctor", folder)

@@ -16,17 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from fedwan.app import complete, load_run
 from fedwan.cli import run as commands
 from fedwan.cli.folder import choose_folder, load_config
 from fedwan.cli.run import start
-from fedwan.config import Config, dump
+from fedwan.config import Config, dump, to_tree
 from fedwan.errors import ConfigError, FedwanError, RunStopped, UserError
 from fedwan.flower.coordinator import _taken_back
 from fedwan.flower.processes import listen, only_one, stop_on_sigterm
+from fedwan.output.journal import JOURNAL, Journal
 from fedwan.output.outputs import Outputs
+from fedwan.state import write_tensors
 from tests.cli.conftest import Command
 from tests.flower.fleet import free_port
 from tests.output.runs import make_config, round_row, write_run
@@ -38,10 +41,15 @@ def finish(config: Config, stop: threading.Event) -> None:
         write_run(outputs, finish=True)
 
 
-def leave_checkpoint(out: Path) -> None:
-    """As a run that is not done does."""
-    (out / "checkpoint").mkdir(parents=True, exist_ok=True)
-    (out / "checkpoint" / "coordinator.safetensors").touch()
+def leave_checkpoint(config: Config, step: int = 0) -> None:
+    """And a journal, as a run that is not done does."""
+    out = Path(config.out)
+    meta = {"config": to_tree(config), "step": step}
+    write_tensors(out / "checkpoint" / "coordinator.safetensors", {"global:x": torch.ones(2)}, meta)
+    path = out / JOURNAL
+    journal = Journal(path, is_new=not path.exists() or not path.stat().st_size)
+    journal.append({"kind": "event", "event": "start", "site": None, "text": "", "t": 0.0})
+    journal.close()
 
 
 def test_a_run_that_fails_says_where_it_is_and_how_to_go_on_and_a_misspelt_one_only_the_mend(
@@ -50,7 +58,7 @@ def test_a_run_that_fails_says_where_it_is_and_how_to_go_on_and_a_misspelt_one_o
     error: FedwanError = FedwanError("the true reason")
 
     def fail(config: Config, **_: object) -> None:
-        leave_checkpoint(Path(config.out))
+        leave_checkpoint(config)
         dump(config, Path(config.out) / "config.yaml")
         raise error
 
@@ -179,7 +187,7 @@ def test_runs_without_a_folder_are_numbered_and_the_latest_is_resumed(
     (default / "checkpoint" / ".coordinator.safetensors.tmp").touch()
     assert choose_folder(default, ["h=3"], resume=False) == default
     for folder in (default, Path("runs/demo-2")):
-        leave_checkpoint(folder)
+        leave_checkpoint(Config(out=str(folder)))
         (folder / "config.yaml").touch()
     Path("runs/demo-3").mkdir()
     with pytest.raises(ConfigError, match="nemo' does not exist; did you mean 'demo'"):
@@ -257,7 +265,7 @@ def test_a_run_that_is_done_is_shown_reported_and_not_started_again(
     assert code == 2 and "--from-version=3 is for a run that goes on; add --resume" in err
     # Without its summary it has not ended, and goes on from a checkpoint that must be whole.
     (page.parent / "summary.json").unlink()
-    (page.parent / "checkpoint").mkdir()
+    leave_checkpoint(done)
     (page.parent / "checkpoint" / "coordinator.safetensors").write_bytes(b"cut off")
     code, _, err = fedwan("run", str(path), "--resume")
     assert code == 2 and "coordinator.safetensors" in err and err.count("\n") == 1
@@ -283,23 +291,67 @@ def test_what_a_run_cannot_change_on_its_way_is_refused(
 ) -> None:
     out = Path(done.out)
     (out / "summary.json").unlink()
-    leave_checkpoint(out)
+    leave_checkpoint(done)
     with (out / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"t": 9.0, **round_row(4, "s1")}) + "\n")
     code, _, err = fedwan("run", str(out / "config.yaml"), "--resume", *words)
     assert code == 2 and told.format(out=out) in err and err.count("\n") == len(words)
 
 
+def test_what_a_run_began_with_is_known_from_its_checkpoint(done: Config) -> None:
+    """Whatever has become of its other files, which anybody may have edited or emptied."""
+    out, path = Path(done.out), Path(done.out) / "config.yaml"
+    (out / "summary.json").unlink()
+    leave_checkpoint(done, step=40)
+    held, metrics = path.read_text(), (out / "metrics.jsonl")
+    assert load_config(path, [], resume=True) == done
+    path.write_text(held.replace("seed: 0", "seed: 7"))
+    with pytest.raises(ConfigError, match="seed = 7, and the run in .* began with 0"):
+        load_config(path, [], resume=True)
+    path.write_text(held)
+    metrics.write_bytes(b"")
+    with pytest.raises(ConfigError, match="steps = 20, and the run in .* has taken 40"):
+        load_config(path, ["steps=20"], resume=True)
+    path.write_text(held[: len(held) // 2])
+    with pytest.raises(ConfigError, match=r"config.yaml is not whole, it lacks .*log; restore it"):
+        load_config(path, [], resume=True)
+    path.write_text(held)
+    (out / JOURNAL).write_bytes(b"")
+    with pytest.raises(ConfigError, match="holds no line as it was written, and the run cannot"):
+        load_config(path, [], resume=True)
+    (out / JOURNAL).unlink()
+    with pytest.raises(ConfigError, match="journal.jsonl was removed, and the run cannot go on"):
+        load_config(path, [], resume=True)
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "metrics.jsonl"])
+def test_a_run_whose_records_are_lost_is_not_told_of_as_if_it_had_done_nothing(
+    done: Config, fedwan: Command, name: str
+) -> None:
+    out = Path(done.out)
+    (out / name).write_bytes(b"")
+    for command in ("status", "doctor", "report"):
+        code, _, err = fedwan(command, done.out)
+        assert code == 2 and f"{out / name} was removed or emptied" in err
+    (out / name).unlink()
+    code, _, err = fedwan("status", done.out)
+    assert code == 2 and f"{out / name} was removed or emptied" in err
+
+
+def test_a_complete_run_goes_back_to_no_version(done: Config) -> None:
+    with pytest.raises(ConfigError, match="is complete, --from-version=1 would change nothing"):
+        load_config(Path(done.out) / "config.yaml", [], resume=True, from_version=1)
+
+
 @pytest.mark.parametrize("unit", ["sample", "site"])
 def test_a_budget_of_privacy_and_what_its_noise_is_made_for_stay_as_they_are(
-    tmp_path: Path, unit: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, unit: str
 ) -> None:
     out = tmp_path / "run"
     words = f"workload=flow sites=2 steps=40 privacy.epsilon=8 privacy.unit={unit}:1 out={out}"
-    with Outputs(load_run(None, words.split()), out):
+    with Outputs(config := load_run(None, words.split()), out):
         pass
-    leave_checkpoint(out)
-    monkeypatch.setattr("fedwan.coordinator.model.newest_whole", lambda folder: None)
+    leave_checkpoint(config)
     path = out / "config.yaml"
     for word in ("privacy.epsilon=9", f"privacy.unit={unit}:2", "steps=80"):
         key = word.partition("=")[0]
@@ -319,7 +371,7 @@ def test_a_budget_of_privacy_and_what_its_noise_is_made_for_stay_as_they_are(
     ],
 )
 def test_a_script_s_run_goes_on_with_the_file_that_leaves_its_settings_open(
-    tmp_path: Path, strategy: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, strategy: str, words: list[str]
 ) -> None:
     """As a coordinator's service does: what is open there was settled once the sites had joined.
 
@@ -331,8 +383,7 @@ def test_a_script_s_run_goes_on_with_the_file_that_leaves_its_settings_open(
     begun = complete(load_run(path, words), {"net": "regression"}, 600)
     with Outputs(begun, out):
         pass
-    leave_checkpoint(out)
-    monkeypatch.setattr("fedwan.coordinator.model.newest_whole", lambda folder: None)
+    leave_checkpoint(begun)
     again = complete(load_config(path, [], resume=True), {"net": "regression"}, 600)
     for key in ("codec", "stream", "network", "privacy", "h"):
         assert getattr(again, key) == getattr(begun, key)
@@ -363,13 +414,12 @@ def test_words_that_change_a_run_that_is_complete_are_refused(done: Config) -> N
 
 
 def test_a_run_whose_sites_are_elsewhere_is_not_resumed_with_sites_of_this_machine(
-    done: Config, fedwan: Command, monkeypatch: pytest.MonkeyPatch
+    done: Config, fedwan: Command
 ) -> None:
     out = Path(done.out)
     (out / "summary.json").unlink()
     (out / "flower").mkdir()
-    leave_checkpoint(out)
-    monkeypatch.setattr("fedwan.coordinator.model.newest_whole", lambda folder: None)
+    leave_checkpoint(done)
     for words in (["--resume"], []):
         code, _, err = fedwan("run", str(out / "config.yaml"), *words)
         command = f"fedwan coordinator {out / 'config.yaml'} --identity DIR --resume"

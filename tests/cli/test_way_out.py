@@ -55,6 +55,24 @@ def test_an_exported_folder_draws_the_pictures_of_its_run(tmp_path: Path, fedwan
         assert (code, err.count("\n")) == (2, 1), err
 
 
+def test_no_option_writes_over_what_a_run_has_made(
+    tmp_path: Path, fedwan: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(run := tmp_path / "run")
+    monkeypatch.chdir(run)
+    assert fedwan("sample", ".", "--num=1")[0] == 0  # nothing was there
+    held = Path("samples.png").read_bytes()
+    code, _, err = fedwan("sample", ".", "--num=2")
+    assert code == 2 and "--out samples.png is a file of the run in its folder; name ano" in err
+    assert Path("samples.png").read_bytes() == held
+    plan = "params=1e6 step_s=0.1 h=20 link.rate_mbit=100 link.rtt_ms=100 --json".split()
+    code, _, err = fedwan("plan", *plan, "../run/config.yaml")
+    assert code == 2 and "--json ../run/config.yaml is a file of the run" in err
+    assert load_config(Path("config.yaml")).h
+    for _ in range(2):  # its own it may replace
+        assert fedwan("plan", *plan, "plan.json")[0] == 0
+
+
 def test_samples_are_made_on_a_gpu_where_there_is_one(
     tmp_path: Path, fedwan: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

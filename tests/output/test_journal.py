@@ -19,7 +19,7 @@ import pytest
 import torch
 from cryptography.x509 import load_pem_x509_certificate
 
-from fedwan.coordinator.model import CHECKPOINT
+from fedwan.coordinator.model import CHECKPOINT, PREVIOUS
 from fedwan.errors import ConfigError, FedwanError
 from fedwan.link.certificates import fingerprint
 from fedwan.link.tls import Identity
@@ -97,6 +97,16 @@ def test_a_line_that_is_changed_doubled_or_left_out_is_found(
     if at == len(lines):
         told = "its last line tells of no end"
     with pytest.raises(FedwanError, match=told):
+        verify(run)
+
+
+def test_a_finished_run_has_the_checkpoint_that_it_ended_with(run: Path) -> None:
+    newest = run / "checkpoint" / CHECKPOINT
+    newest.rename(newest.with_name("away"))
+    with pytest.raises(FedwanError, match=r"the run ended at versions \[5\], and there is none"):
+        verify(run)
+    shutil.copy(newest.with_name(PREVIOUS), newest)
+    with pytest.raises(FedwanError, match=r"\[5\], and it is of versions \[4\]: the last one was"):
         verify(run)
 
 

@@ -76,7 +76,8 @@ def test_what_doctor_wrote_is_read_back_and_anything_else_refused(tmp_path: Path
     path = tmp_path / "link.json"
     path.write_text(json.dumps(asdict(FOUND)))
     assert measured_link(read_measurement(path)) == measured_link(FOUND)
-    for text in ("", "[]", "{}", '{"advice": null, "up": 3}', "nonsense"):
+    odd = (json.dumps(asdict(FOUND) | {"rtt_ms": bad}) for bad in ("1", None, -1.0, 0, 1e999))
+    for text in ("", "[]", "{}", '{"advice": null, "up": 3}', "nonsense", *odd):
         path.write_text(text)
         with pytest.raises(ConfigError, match="is no measurement; write one with `fedwan doctor l"):
             read_measurement(path)

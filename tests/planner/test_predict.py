@@ -130,9 +130,19 @@ def test_the_table_has_a_line_for_strategies_that_take_the_same_time() -> None:
     lines = table_lines(found, asked)
     assert len(lines) < 1 + len(found)
     assert any(line.startswith("diloco, local_sgd, scaffnew ") for line in lines)
-    assert words_of(found[0]).startswith("strategy=streaming_diloco h=20 codec.up=int4 codec.down=")
+    words = "strategy=streaming_diloco h=20 codec.up=int4 codec.down="
+    assert words_of(found[0], asked).startswith(words)
     short = table_lines(found, asked, most=2)
     assert len(short) == 4 and short[-1].endswith(" more: --all")
+
+
+def test_steps_that_make_no_whole_rounds_are_told_with_the_settings() -> None:
+    (found, *_), asked = ranked(asked := question(("steps", "strategy"))), asked
+    h = found.candidate.strategy.h
+    assert "steps=" not in words_of(found, asked)
+    other = replace(asked, num_steps=asked.num_steps * h + 1)
+    (found, *_) = ranked(other)
+    assert words_of(found, other).endswith(f" steps={(asked.num_steps + 1) * h}")
 
 
 @pytest.mark.parametrize(("h", "stars"), [(20, 0), (50, 1)])

@@ -61,3 +61,10 @@ def test_nobody_is_skipped_for_where_rounds_wait_for_all() -> None:
     place = make([3, 2], has_deadline=False)
     place.note_others(wire.DownloadHeader(others_step=33))
     assert place.ahead(31) == 31
+
+
+def test_what_has_all_its_versions_is_not_sent_again_with_what_was_missed() -> None:
+    """Of a site that has started over right before the end."""
+    place = make([100, 99])
+    assert [fragment.index for fragment in place.due(1000, (), ())] == [1]
+    assert [fragment.index for fragment in make([99, 98]).due(1000, (1,), (1,))] == [0, 1]
