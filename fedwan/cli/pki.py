@@ -27,7 +27,10 @@ PASSPHRASE = "FEDWAN_PKI_PASSPHRASE"  # noqa: S105 (a name)
 DAYS = 90
 """As `fedwan.link.pki` has it, which is loaded only when it is needed."""
 
-Folder = Annotated[Path, typer.Option("--pki", metavar="DIR", help="The authority's folder.")]
+Folder = Annotated[
+    Path,
+    typer.Option("--pki", metavar="DIR", help="The authority's folder.", readable=False),
+]
 Hosts = Annotated[
     list[str] | None,
     option("--host", "NAME", "A name or address that sites dial the coordinator at; repeatable."),
@@ -83,8 +86,9 @@ def sign(
     """
     from fedwan.link import certificates
 
-    signed = _open(directory).sign(path, days)
-    name = _tell_signed(directory, signed, "ca.crt")
+    authority = _open(directory)
+    signed = authority.sign(path, days)
+    name = _tell_signed(authority, signed, "ca.crt", "crl.pem")
     typer.echo(f"key     {certificates.fingerprint(signed.public_key())}")
     _tell_hosts(name, certificates.hosts_of(signed))
 
@@ -97,7 +101,8 @@ def renew(
     days: Days = DAYS,
 ) -> None:
     """Sign an identity again for its key; the one in use stays valid, so nothing stops."""
-    _tell_signed(directory, _open(directory).renew(name, host or [], days))
+    authority = _open(directory)
+    _tell_signed(authority, authority.renew(name, host or [], days))
 
 
 @app.command("revoke")
@@ -128,17 +133,23 @@ def _passphrase(*, is_new: bool = False) -> bytes:
     return given.encode()
 
 
-def _tell_signed(directory: Path, signed: x509.Certificate, *more: str) -> str:
+def _tell_signed(authority: Authority, signed: x509.Certificate, *more: str) -> str:
     """Of whom it is."""
     from fedwan.link.certificates import COORDINATOR
     from fedwan.link.tls import common_name
 
     name = common_name(signed)
-    party, folder = "the site", directory / name
+    party, folder = "the site", authority.directory / name
     if name == COORDINATOR:
-        party, more = "the coordinator", (*more, "crl.pem")
-    files = " and ".join(str(folder / file) for file in ("identity.crt", *more))
-    typer.echo(f"signed  {folder}: valid until {signed.not_valid_after_utc:%Y-%m-%d}")
+        party = "the coordinator"
+    paths = [folder / file for file in ("identity.crt", *more)]
+    files = " and ".join(str(path) for path in paths if path.exists())
+    until, end = signed.not_valid_after_utc, authority.certificate.not_valid_after_utc
+    why = f": the authority ends on {end:%Y-%m-%d}" if until == end else ""
+    typer.echo(f"signed  {folder}: valid until {until:%Y-%m-%d}{why}")
+    for other in authority.others(name):
+        text = f"{other.subject.rfc4514_string()} too: once nobody has a certificate of it"
+        typer.echo(f"trusts  {text}, take it out of {folder / 'ca.crt'}")
     if not (folder / "identity.key").exists():  # else they are where they belong
         typer.echo(f"next    bring {files} into {party}'s identity/")
     return name

@@ -93,7 +93,8 @@ class Admission:
 
     None that is revoked or expired, or whose authority has no revocation list there. The file is
     read again whenever it changes; an `IdentityError` at first if it is missing, or no authority of
-    `ca.crt` has signed it. Once it has been missing for `GONE_S`, none.
+    `ca.crt` has signed it. Once it has been missing for `GONE_S`, none. What one list has revoked
+    stays revoked here, also where an older one takes its place, or that of a copy of the authority.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -101,7 +102,9 @@ class Admission:
         self._lock = Lock()
         self._files = IdentityFiles(folder, "crl.pem", "ca.crt")
         self._files.changed()  # what is read now is not read again at the first objection
-        self._lists = _read_lists(folder)
+        self._revoked: dict[x509.Certificate, set[int]] = {}
+        """Serial numbers of each authority, of all its lists so far."""
+        self._read()
         self._warned: set[x509.Name] = set()
         """Issuers whose list has lapsed, and was told to have."""
         self._gone_s = 0.0
@@ -118,8 +121,8 @@ class Admission:
         with self._lock:
             if self._files.changed():
                 try:
-                    self._lists, self._warned = _read_lists(self._folder), set()
-                    self._gone_s = 0.0
+                    self._read()
+                    self._warned, self._gone_s = set(), 0.0
                 except IdentityError as error:
                     # A broken list must neither admit who was revoked nor end a run of weeks.
                     self._files.keep("the last good revocation list", error)
@@ -129,6 +132,22 @@ class Admission:
             if isinstance(why, Lapse):
                 self._warn(certificate.issuer)
             return why
+
+    def _read(self) -> None:
+        self._lists = _read_lists(self._folder)
+        for authority in {authority for authority, _ in self._lists}:
+            lists = [crl for found, crl in self._lists if found == authority]
+            listed = {entry.serial_number for crl in lists for entry in crl}
+            revoked = self._revoked.setdefault(authority, set())
+            if lost := revoked - listed:
+                _log.warning(
+                    "%s no longer has %d of the revoked certificates of %s (serial %x): these stay "
+                    "revoked until the coordinator is started again; unless they have expired, "
+                    "bring the authority's newest list, or revoke them again",
+                    *(self._folder / "crl.pem", len(lost)),
+                    *(authority.subject.rfc4514_string(), min(lost)),
+                )
+            revoked |= listed
 
     def _warn(self, issuer: x509.Name) -> None:
         if issuer not in self._warned:
@@ -145,9 +164,9 @@ class Admission:
         lists = [crl for authority, crl in self._lists if _has_issued(authority, certificate)]
         if not lists:
             return "is of an authority without a revocation list here"
-        serial_number = certificate.serial_number
-        if any(crl.get_revoked_certificate_by_serial_number(serial_number) for crl in lists):
-            return _REVOKED
+        for authority, revoked in self._revoked.items():
+            if certificate.serial_number in revoked and _has_issued(authority, certificate):
+                return _REVOKED
         return _LAPSE if all(map(_has_lapsed, lists)) else ""
 
 

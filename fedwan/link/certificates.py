@@ -10,11 +10,14 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
+import secrets
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
@@ -35,6 +38,16 @@ _UNUSED = (
     "content_commitment key_encipherment data_encipherment key_agreement "
     "encipher_only decipher_only"
 ).split()
+
+
+_UNREADABLE = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
+"""What the library raises at what others have made."""
 
 
 class Issuer(NamedTuple):
@@ -60,18 +73,22 @@ def new_issuer() -> Issuer:
 
 def parse_request(data: bytes, what: str) -> x509.CertificateSigningRequest:
     """A request that may be signed; `what` it is, for the `IdentityError` if it may not."""
+    fault = ""
     try:
         request = x509.load_pem_x509_csr(data)
         key, name = request.public_key(), common_name(request)
         if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp256r1":
-            raise ValueError("its key is no EC P-256 key")
-        if not request.is_signature_valid:
-            raise ValueError("it is not signed by its own key")
-    except (ValueError, TypeError) as error:
+            fault = "its key is no EC P-256 key"
+        elif not request.is_signature_valid:
+            fault = "it is not signed by its own key"
+        hosts_of(request)
+    except _UNREADABLE:
+        fault = "it is damaged, or of another form than PEM"
+    if fault:
         raise IdentityError(
-            f"{what} is no certificate request that can be signed: {error}; make one: "
+            f"{what} is no certificate request that can be signed: {fault}; make one: "
             "fedwan pki request NAME"
-        ) from None
+        )
     check_name(name)
     return request
 
@@ -115,6 +132,11 @@ def sign_revocations(issuer: Issuer, revoked: Mapping[int, datetime], number: in
         entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(when)
         builder = builder.add_revoked_certificate(entry.build())
     return builder.sign(issuer.key, hashes.SHA256()).public_bytes(PEM)
+
+
+def list_number(crl: x509.CertificateRevocationList) -> int:
+    """The number of a list that `sign_revocations` has made."""
+    return crl.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
 
 
 def fingerprint(key: PublicKeyTypes) -> str:
@@ -167,7 +189,8 @@ def _builder(
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key)
-        .serial_number(x509.random_serial_number())
+        # Grows with time, for dates tell seconds alone, and nobody can guess it.
+        .serial_number(time.time_ns() << 80 | secrets.randbits(80))
         .not_valid_before(now() - _CLOCK_SKEW)
         .not_valid_after(not_after)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)

@@ -3,7 +3,8 @@
     DIR/ca            ca.crt  SERIAL.key  crl.pem  issued/  stays with whoever runs the federation;
                       a lock, since several commands may run at once
     DIR/NAME          ca.crt  identity.crt                  what goes back to a party
-    DIR/coordinator   beside these crl.pem
+    DIR/coordinator   beside these crl.pem; in a party's ca.crt and crl.pem stays what is
+                      of other authorities
 
 A party makes its key where it is used (`request`), in the folder that becomes its identity; the key
 never leaves that folder. What travels is the request, and what the authority signed, neither
@@ -13,10 +14,15 @@ unattended; the authority's is encrypted with a passphrase.
 
 from __future__ import annotations
 
+import logging
+import os
+import pwd
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
+from itertools import chain
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -28,11 +34,13 @@ from filelock import FileLock
 from fedwan.errors import IdentityError
 from fedwan.files import replace_bytes
 from fedwan.link import certificates
+from fedwan.link.admission import read_lists
 from fedwan.link.certificates import COORDINATOR, PEM, Issuer, check_name
 from fedwan.link.tls import common_name, now
 
 T = TypeVar("T")
 P = ParamSpec("P")
+_log = logging.getLogger(__name__)
 IDENTITY_DAYS = 90
 """Days that an identity lasts unless told otherwise."""
 LEAST_PASSPHRASE = 8
@@ -52,7 +60,7 @@ def request(folder: Path, name: str, hosts: Sequence[str] = ()) -> tuple[str, li
     names = x509.SubjectAlternativeName(certificates.alternative_names(name, hosts))
     builder = x509.CertificateSigningRequestBuilder().subject_name(certificates.name_of(name))
     path, csr = folder / "identity.key", folder / "identity.csr"
-    with _writing(folder):
+    with _using(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if (other := _requested(csr)) not in ("", name):
             raise IdentityError(f"{folder} is {other}'s; give {name!r} a folder of its own")
@@ -92,7 +100,7 @@ def _alone(
 
     @wraps(method)
     def alone(self: Authority, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with _writing(self.directory), FileLock(self.directory / "ca" / "lock"):
+        with _using(self.directory), FileLock(self.directory / "ca" / "lock"):
             return method(self, *args, **kwargs)
 
     return alone
@@ -103,6 +111,7 @@ class Authority:
 
     def __init__(self, directory: Path, issuer: Issuer) -> None:
         self.directory = directory
+        self.certificate = issuer.certificate
         self._folder = directory / "ca"
         self._issuer = issuer
 
@@ -116,7 +125,7 @@ class Authority:
             )
         issuer = certificates.new_issuer()
         # Built aside and renamed, so that a half-made authority never exists under its name.
-        with _writing(directory):
+        with _using(directory):
             directory.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".ca-", dir=directory) as made:
                 building = Path(made) / "ca"
@@ -133,17 +142,18 @@ class Authority:
     def open(cls, directory: Path, passphrase: bytes) -> Authority:
         """Read it, and decrypt its key."""
         folder = directory / "ca"
-        if not folder.exists():
-            raise IdentityError(
-                f"{directory} holds no authority; make one: fedwan pki init {directory}"
-            )
-        certificate = _read(folder / "ca.crt", x509.load_pem_x509_certificate)
-        if certificate.not_valid_after_utc <= now():
-            raise IdentityError(
-                f"the authority in {folder} expired on {certificate.not_valid_after_utc:%Y-%m-%d}; "
-                "make a new one in another folder, and sign every identity anew"
-            )
-        key = _read_key(_key_path(folder, certificate), passphrase)
+        with _using(directory):
+            if not folder.exists():
+                raise IdentityError(
+                    f"{directory} holds no authority; make one: fedwan pki init {directory}"
+                )
+            certificate = _read(folder / "ca.crt", x509.load_pem_x509_certificate)
+            if (until := certificate.not_valid_after_utc) <= now():
+                raise IdentityError(
+                    f"the authority in {folder} expired on {until:%Y-%m-%d}; "
+                    "make a new one in another folder, and sign every identity anew"
+                )
+            key = _read_key(_key_path(folder, certificate), passphrase)
         return cls(directory, Issuer(certificate, key))
 
     @_alone
@@ -203,22 +213,26 @@ class Authority:
         """Put every certificate of a party on the revocation list, and give the list's path.
 
         A coordinator that runs from `DIR/coordinator` takes notice within seconds; one that runs
-        elsewhere needs the new `crl.pem` copied into its identity folder.
+        elsewhere needs the new `crl.pem` copied into its identity folder. Where a certificate is
+        damaged and its file's name has no serial number, an `IdentityError` once the others are on.
         """
-        if not (found := self._issued(name)):
+        if not (paths := self._paths(name)):
             raise IdentityError(
                 f"{name!r} was never signed by {self.directory}; the folder names are the names"
             )
-        before = self._revocations()
-        number = before.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
-        revoked = {certificate.serial_number: now() for certificate in found}
-        revoked |= {entry.serial_number: entry.revocation_date_utc for entry in before}
-        pem = certificates.sign_revocations(self._issuer, revoked, number + 1)
-        with _writing(self.directory):
-            replace_bytes(path := self._folder / "crl.pem", pem)
-            if (self.directory / COORDINATOR).is_dir():
-                replace_bytes(path := self.directory / COORDINATOR / "crl.pem", pem)
-        return path
+        serials = {path: _serials_of(path) for path in paths}
+        written = self._list(chain(*serials.values()))
+        if lost := [str(path) for path, found in serials.items() if not found]:
+            raise IdentityError(
+                f"{name!r} is revoked but for {', '.join(lost)}, which is damaged and not named "
+                "for its serial number; restore it from a backup, and revoke again"
+            )
+        return written
+
+    def others(self, name: str) -> list[x509.Certificate]:
+        """The other authorities that a party's folder here trusts: those that were put there."""
+        found = _read_if_good(self.directory / name / "ca.crt", x509.load_pem_x509_certificates)
+        return [authority for authority in found if authority != self.certificate]
 
     # Files -------------------------------------------------------------------------------------
 
@@ -230,52 +244,112 @@ class Authority:
             most = certificates.CA_DAYS
             raise IdentityError(f"an identity cannot last {days} days; choose 1 to {most}")
         certificate = certificates.sign(self._issuer, name, key, hosts, days)
-        pem = certificate.public_bytes(PEM)
-        with _writing(self.directory):
-            # The authority's copy comes first: what it does not know it could never revoke.
-            replace_bytes(
-                self._folder / "issued" / f"{name}.{certificate.serial_number:x}.crt", pem
-            )
-            folder = self.directory / name
-            folder.mkdir(mode=0o700, exist_ok=True)
-            replace_bytes(folder / "ca.crt", (self._folder / "ca.crt").read_bytes())
-            if name == COORDINATOR:
-                replace_bytes(folder / "crl.pem", (self._folder / "crl.pem").read_bytes())
-            replace_bytes(folder / "identity.crt", pem)
+        pem, folder = certificate.public_bytes(PEM), self.directory / name
+        # The authority's copy comes first: what it does not know it could never revoke.
+        replace_bytes(self._folder / "issued" / f"{name}.{certificate.serial_number:x}.crt", pem)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        trusted = [self.certificate, *self.others(name)]
+        replace_bytes(folder / "ca.crt", b"".join(ca.public_bytes(PEM) for ca in trusted))
+        if name == COORDINATOR:
+            self._list()
+        replace_bytes(folder / "identity.crt", pem)
         return certificate
+
+    def _list(self, serials: Iterable[int] = ()) -> Path:
+        """Revoke, and bring the list to the coordinator's folder, if there is one; the last's path.
+
+        What the list there has revoked stays so: it may be of a copy of this authority.
+        """
+        path, folder = self._folder / "crl.pem", self.directory / COORDINATOR
+        there, others = _read_if_good(folder / "crl.pem", read_lists), self.others(COORDINATOR)
+        ours = [self._revocations(), *filter(partial(_is_list_of, self.certificate), there)]
+        revoked = dict.fromkeys(serials, now())
+        revoked |= {entry.serial_number: entry.revocation_date_utc for crl in ours for entry in crl}
+        if len(revoked) > len(ours[0]):
+            number = max(map(certificates.list_number, ours)) + 1
+            replace_bytes(path, certificates.sign_revocations(self._issuer, revoked, number))
+        if folder.is_dir():
+            # One of our name that nobody there has signed is damaged.
+            kept = [
+                crl.public_bytes(PEM)
+                for crl in there
+                if crl.issuer != self.certificate.subject
+                or any(_is_list_of(other, crl) for other in others)
+            ]
+            data = b"".join([path.read_bytes(), *kept])
+            replace_bytes(path := folder / "crl.pem", data)
+        return path
 
     def _revocations(self) -> x509.CertificateRevocationList:
         return _read(self._folder / "crl.pem", x509.load_pem_x509_crl)
 
-    def _issued(self, name: str) -> list[x509.Certificate]:
-        """A party's certificates, the newest last; in one second, by their files' times."""
+    def _paths(self, name: str) -> list[Path]:
         check_name(name)
-        found = (self._folder / "issued").glob(f"{name}.*.crt")
-        files = sorted(found, key=lambda file: (file.stat().st_mtime_ns, file.name))
-        issued = [_read(file, x509.load_pem_x509_certificate) for file in files]
-        return sorted(issued, key=lambda certificate: certificate.not_valid_before_utc)
+        return sorted((self._folder / "issued").glob(f"{name}.*.crt"))
+
+    def _issued(self, name: str) -> list[x509.Certificate]:
+        """A party's certificates, the newest last."""
+        fault = f"it is damaged; restore it from a backup, or revoke {name} and then delete it"
+        paths = self._paths(name)
+        issued = [_read(path, x509.load_pem_x509_certificate, fault) for path in paths]
+        return sorted(issued, key=lambda each: (each.not_valid_before_utc, each.serial_number))
 
     def _is_revoked(self, certificate: x509.Certificate) -> bool:
         serial = certificate.serial_number
         return self._revocations().get_revoked_certificate_by_serial_number(serial) is not None
 
 
+def _is_list_of(authority: x509.Certificate, crl: x509.CertificateRevocationList) -> bool:
+    key = authority.public_key()
+    return crl.issuer == authority.subject and crl.is_signature_valid(key)  # type: ignore[arg-type]
+
+
+def _serials_of(path: Path) -> set[int]:
+    """Of an issued certificate, and of its file's name, for either may be damaged."""
+    found, digits = set(), path.name.split(".")[-2]
+    with suppress(IdentityError):
+        found.add(_read(path, x509.load_pem_x509_certificate).serial_number)
+    if re.fullmatch("[0-7]?[0-9a-f]{1,39}", digits):
+        found.add(int(digits, 16))
+    return found - {0}
+
+
 def _key_path(folder: Path, certificate: x509.Certificate) -> Path:
     return folder / f"{certificate.serial_number:x}.key"
 
 
-def _read(path: Path, parse: Callable[[bytes], T], mend: str = "restore it from a backup") -> T:
+def _read(
+    path: Path,
+    parse: Callable[[bytes], T],
+    fault: str = "it is damaged; restore it from a backup",
+) -> T:
     try:
         return parse(path.read_bytes())
-    except (OSError, ValueError, TypeError) as error:
-        raise IdentityError(f"{path} cannot be read: {error}; {mend}") from None
+    except FileNotFoundError:
+        raise IdentityError(f"{path} is missing; restore it from a backup") from None
+    except (ValueError, TypeError):
+        raise IdentityError(f"{path} cannot be read: {fault}") from None
+
+
+def _read_if_good(path: Path, parse: Callable[[bytes], list[T]]) -> list[T]:
+    """What a party's file has, which is about to be replaced."""
+    try:
+        return parse(path.read_bytes())
+    except FileNotFoundError:
+        return []
+    except ValueError:
+        _log.warning("%s is damaged: put back what it had of other authorities, if anything", path)
+        return []
 
 
 def _read_key(path: Path, passphrase: bytes | None) -> ec.EllipticCurvePrivateKey:
-    mend = "restore it from a backup"
+    fault = "it is damaged or has a passphrase; restore it from a backup"
     if passphrase is not None:
-        mend = f"give the passphrase that it was made with, or {mend}"
-    key = _read(path, lambda data: serialization.load_pem_private_key(data, passphrase), mend)
+        fault = (
+            "it has another passphrase or is damaged; give the one that it was made with, or "
+            "restore it from a backup"
+        )
+    key = _read(path, lambda data: serialization.load_pem_private_key(data, passphrase), fault)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise IdentityError(f"{path} is no EC key; restore it from a backup")
     return key
@@ -295,8 +369,26 @@ def _write_key(path: Path, key: ec.EllipticCurvePrivateKey, passphrase: bytes | 
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _using(folder: Path) -> Iterator[None]:
     try:
         yield
+    except PermissionError as error:
+        path = Path(error.filename or folder)
+        raise IdentityError(f"{path} may not be read or written; {_permit(path)}") from None
     except OSError as error:
-        raise IdentityError(f"{folder} cannot be written: {error}; choose another") from None
+        path = error.filename or folder
+        raise IdentityError(f"{path} cannot be written: {error.strerror}; choose another") from None
+
+
+def _permit(path: Path) -> str:
+    """How one may use a file, by who owns it or, where that cannot be seen, the folder above."""
+    for each in (path, *path.absolute().parents):
+        with suppress(OSError):
+            owner = each.stat().st_uid
+            break
+    if owner == os.geteuid():
+        return f"let yourself: chmod -R u+rwX {path.parent}"
+    name = f"#{owner}"
+    with suppress(KeyError):
+        name = pwd.getpwuid(owner).pw_name
+    return f"run this as its owner: sudo -u {name}, or choose another folder"

@@ -34,6 +34,22 @@ def test_a_federation_is_made_renewed_and_revoked_in_the_default_folders(
     code, signed, _ = fedwan("pki", "sign", "pki/coordinator/identity.csr")
     assert code == 0 and "bring" not in signed  # its key is there
     Identity.load(Path("pki/coordinator"), "coordinator")
+    assert "ends on" not in signed and "trusts" not in signed
+    assert fedwan("pki", "init", "pki2")[0] == 0
+    with Path("pki/coordinator/ca.crt").open("ab") as file:
+        file.write(Path("pki2/ca/ca.crt").read_bytes())
+    code, renewed, _ = fedwan("pki", "renew", "coordinator", "--days", "1826")
+    ends = x509.load_pem_x509_certificate(Path("pki/ca/ca.crt").read_bytes()).not_valid_after_utc
+    until = f"{ends:%Y-%m-%d}"
+    assert f"pki/coordinator: valid until {until}: the authority ends on {until}\n" in renewed
+    assert "trusts  CN=fedwan authority" in renewed
+    assert "take it out of pki/coordinator/ca.crt\n" in renewed
+    Path("pki/coordinator/identity.key").rename("key")
+    assert "bring pki/coordinator/identity.crt into" in fedwan("pki", "renew", "coordinator")[1]
+    code, signed, _ = fedwan("pki", "sign", "pki/coordinator/identity.csr")
+    folder = "pki/coordinator/"
+    assert f"{folder}identity.crt and {folder}ca.crt and {folder}crl.pem into" in signed
+    Path("key").rename("pki/coordinator/identity.key")
 
     code, asked, _ = fedwan("pki", "request", "paris")
     assert code == 0 and "request identity/identity.csr: bring it to the authority" in asked

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from cryptography import x509
@@ -70,7 +72,7 @@ def test_keys_are_private_stay_where_they_were_made_and_the_authority_s_is_encry
     pki.request(site, "s1")
     assert (site / "identity.key").read_bytes() == before
     assert b"ENCRYPTED" in path.read_bytes()
-    with pytest.raises(IdentityError, match="Incorrect password.*give the passphrase"):
+    with pytest.raises(IdentityError, match="cannot be read: it has another passphrase or is dam"):
         Authority.open(authority.directory, b"another one")
     with pytest.raises(IdentityError, match="has 5 bytes; take at least 8"):
         Authority.make(tmp_path / "short", b"short")
@@ -117,9 +119,14 @@ def test_a_request_is_signed_for_what_its_name_may_be_and_nothing_else(
     assert list(names) == [x509.DNSName("s1")]
 
 
-def csr(name: str, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
+def csr(
+    name: str, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey, names: bytes = b""
+) -> bytes:
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    if names:
+        extension = x509.UnrecognizedExtension(x509.SubjectAlternativeName.oid, names)
+        builder = builder.add_extension(extension, critical=False)
     return builder.sign(key, certificates.hashes.SHA256()).public_bytes(certificates.PEM)
 
 
@@ -137,8 +144,10 @@ def test_what_is_no_good_request_is_refused_in_one_line(
     forged = x509.load_der_x509_csr(forged).public_bytes(certificates.PEM)
     weak = rsa.generate_private_key(65537, 2048)
     for data, says in [
-        (b"nonsense", "is no certificate request"),
-        (good[:200], "is no certificate request"),
+        (b"nonsense", "can be signed: it is damaged, or of another form than PEM; make one"),
+        (good[:200], "can be signed: it is damaged"),
+        (csr("s1", certificates.new_key(), b"0\3\1\2"), "can be signed: it is damaged"),
+        (csr("s1", certificates.new_key(), b"0\4\243\0020\0"), "can be signed: it is damaged"),
         (b"\n".join([*lines[:-2], lines[-2][:-8] + b"AAAAAAA=", lines[-1]]), "request"),
         (forged, "is not signed by its own key"),
         (csr("s1", weak), "no EC P-256 key"),
@@ -242,6 +251,140 @@ def test_of_two_authorities_of_one_name_each_one_s_list_holds_for_its_own(
     assert found == [["is revoked", ""], ["", "is revoked"]]
 
 
+def another(folder: Path) -> tuple[Authority, list[x509.Certificate]]:
+    """An authority with two sites, of which the first is revoked."""
+    Authority.make(folder / "pki", PASSPHRASE)
+    authority = Authority.open(folder / "pki", PASSPHRASE)
+    sites = [certificate_of(admit(authority, site)) for site in ("s1", "s2")]
+    authority.revoke("s1")
+    return authority, sites
+
+
+@pytest.mark.parametrize("name", ["fedwan authority", None])
+def test_what_other_authorities_have_in_a_party_s_folder_stays(
+    tmp_path: Path, name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name_of = certificates.name_of
+    if name:  # of both
+        monkeypatch.setattr(
+            certificates, "name_of", lambda text: name_of(name if text.startswith(name) else text)
+        )
+    authority, sites = another(tmp_path / "ours")
+    other, others = another(tmp_path / "theirs")
+    admit(authority, "coordinator")
+    folder = authority.directory / "coordinator"
+    for file in ("ca.crt", "crl.pem"):
+        parts = [one.directory / "ca" / file for one in (other, authority)]
+        (folder / file).write_bytes(b"".join(part.read_bytes() for part in parts))
+        if file == "ca.crt":
+            shutil.copy(folder / file, authority.directory / "s2")
+    for change in (
+        lambda: authority.renew("coordinator"),
+        lambda: authority.sign(tmp_path / "ours" / "at-coordinator" / "identity.csr"),
+        lambda: authority.renew("s2"),
+        lambda: authority.revoke("s2"),
+    ):
+        change()
+        admission = Admission(folder)
+        assert [admission.objection(site) for site in others] == ["is revoked", ""]
+        assert admission.objection(sites[0]) == "is revoked"
+        assert len(read_lists((folder / "crl.pem").read_bytes())) == 2
+        for party in ("coordinator", "s2"):
+            assert authority.others(party) == [other.certificate]
+            authorities = (authority.directory / party / "ca.crt").read_bytes()
+            assert len(x509.load_pem_x509_certificates(authorities)) == 2
+    assert admission.objection(sites[1]) == "is revoked"
+
+
+def test_a_damaged_file_of_the_coordinator_s_keeps_nobody_from_being_revoked(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    for site in ("coordinator", "s1", "s2"):
+        admit(authority, site)
+    folder = authority.directory / "coordinator"
+    path, certificates_ = folder / "crl.pem", authority.directory / "ca" / "issued"
+    path.write_text("half a fi")
+    authority.revoke("s1")
+    assert caplog.text.count(f"{path} is damaged: put back what it had of other auth") == 1
+    crl = path.read_bytes()
+    body = crl.splitlines()
+    body[-2] = body[-2][:-8] + b"AAAAAAA="
+    path.write_bytes(b"\n".join(body))
+    authority.revoke("s2")
+    for file in certificates_.glob("s*.crt"):
+        site = x509.load_pem_x509_certificate(file.read_bytes())
+        assert Admission(folder).objection(site) == "is revoked"
+
+
+def test_two_copies_of_an_authority_keep_what_either_has_revoked_at_the_coordinator(
+    authority: Authority, tmp_path: Path
+) -> None:
+    admit(authority, "coordinator")
+    sites = [certificate_of(admit(authority, f"s{n}")) for n in range(3)]
+    shutil.copytree(authority.directory / "ca", tmp_path / "copy")
+    numbers = [1]
+    for n, site in enumerate(sites):
+        if n == 1:  # the copy in its place
+            shutil.rmtree(authority.directory / "ca")
+            (tmp_path / "copy").rename(authority.directory / "ca")
+        authority.revoke(f"s{n}")
+        for folder in ("ca", "coordinator"):
+            path = authority.directory / folder / "crl.pem"
+            assert revoked_serials(path) == {site.serial_number for site in sites[: n + 1]}
+        (crl,) = read_lists(path.read_bytes())
+        numbers.append(certificates.list_number(crl))
+    assert numbers == sorted(set(numbers))
+
+
+def test_who_has_a_damaged_certificate_is_revoked_by_its_file_s_name_or_it_is_told(
+    authority: Authority,
+) -> None:
+    coordinator = admit(authority, "coordinator")
+    site = admit(authority, "s1")
+    first = certificate_of(site)
+    authority.renew("s1")
+    bring(authority, "s1")
+    issued, path = authority.directory / "ca" / "issued", authority.directory / "ca" / "crl.pem"
+    damaged = issued / f"s1.{first.serial_number:x}.crt"
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:99])
+    with pytest.raises(IdentityError, match=f"{damaged} cannot be read: it is damaged; .*revoke s"):
+        authority.renew("s1")
+    for name, serials in [("s1.old.crt", 1), ("s1.0.crt", 1), (f"s1.{'f' * 40}.crt", 1)]:
+        nameless = damaged.rename(issued / name)
+        with pytest.raises(IdentityError, match=f"is revoked but for {nameless}, which is damaged"):
+            authority.revoke("s1")
+        assert len(revoked_serials(path)) == serials
+        nameless.rename(damaged)
+    authority.revoke("s1")
+    assert revoked_serials(path) == {c.serial_number for c in (first, certificate_of(site))}
+    (coordinator / "crl.pem").write_bytes(path.read_bytes())
+    assert Admission(coordinator).objection(first) == "is revoked"
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_who_may_not_read_the_authority_is_told_who_may(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, is_ours: bool
+) -> None:
+    path = authority.directory / "ca" / "ca.crt"
+
+    def deny(self: Path) -> NoReturn:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", deny)
+    says = f"let yourself: chmod -R u.rwX {path.parent}$"
+    if not is_ours:
+        says = f"run this as its owner: sudo -u {path.owner()}, or"
+        monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    with pytest.raises(IdentityError, match=f"{path} may not be read or written; {says}"):
+        Authority.open(authority.directory, PASSPHRASE)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    with pytest.raises(
+        IdentityError, match=f"sudo -u #{path.stat().st_uid}," if not is_ours else says
+    ):
+        Authority.open(authority.directory, PASSPHRASE)
+
+
 def test_a_renewed_identity_has_the_same_key_and_the_old_one_stays_valid(
     authority: Authority,
 ) -> None:
@@ -280,6 +423,21 @@ def test_the_newest_identity_is_known_where_files_were_copied(
     assert hosts == ["new.example.com", "localhost", "127.0.0.1"]
 
 
+def test_of_identities_of_one_second_the_last_is_the_newest_wherever_files_were_copied(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moment = certificates.now()
+    monkeypatch.setattr(certificates, "now", lambda: moment)
+    admit(authority, "coordinator")
+    for n in range(9):
+        authority.renew("coordinator", [f"new{n}.example.com"])
+    issued = authority.directory / "ca" / "issued"
+    for path in issued.iterdir():
+        os.utime(path, (0, 0))
+    hosts = certificates.hosts_of(authority.renew("coordinator"))
+    assert hosts == ["new8.example.com", "localhost", "127.0.0.1"]
+
+
 def test_without_an_authority_the_command_that_makes_one_is_named(tmp_path: Path) -> None:
     with pytest.raises(IdentityError, match="fedwan pki init"):
         Authority.open(tmp_path, PASSPHRASE)
@@ -288,5 +446,11 @@ def test_without_an_authority_the_command_that_makes_one_is_named(tmp_path: Path
         authority.revoke("s9")
     (path,) = (tmp_path / "ca").glob("*.key")
     path.write_text("nonsense")
-    with pytest.raises(IdentityError, match="cannot be read"):
+    with pytest.raises(IdentityError, match="cannot be read: it has another passphrase or is dam"):
+        Authority.open(tmp_path, PASSPHRASE)
+    path.unlink()
+    with pytest.raises(IdentityError, match=f"{path} is missing; restore it from a backup"):
+        Authority.open(tmp_path, PASSPHRASE)
+    (tmp_path / "ca" / "ca.crt").write_text("nonsense")
+    with pytest.raises(IdentityError, match="cannot be read: it is damaged; restore it from a bac"):
         Authority.open(tmp_path, PASSPHRASE)

@@ -223,3 +223,32 @@ def test_of_two_lists_of_an_authority_either_revokes(tmp_path: Path) -> None:
         admission = Admission(tmp_path / "coordinator")
         assert admission.objection(certificate_of(tmp_path / "s1")) == "is revoked"
         assert not admission.objection(certificate_of(tmp_path / "s2"))
+
+
+def test_who_was_revoked_stays_so_though_an_older_list_is_brought_or_a_copy_s(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of two copies of an authority each revokes a site, the later one twice."""
+    authority = pki.federation(tmp_path, ["127.0.0.1"], ["s1", "s2", "s3"])
+    folder = tmp_path / "coordinator"
+    path, sites = folder / "crl.pem", [certificate_of(tmp_path / f"s{n}") for n in (1, 2, 3)]
+    lists = [path.read_bytes()]
+    for names in (["s1"], ["s2"], ["s2", "s3"]):
+        for file in ("ca", "coordinator"):
+            (tmp_path / file / "crl.pem").write_bytes(lists[0])
+        for name in names:
+            authority.revoke(name)
+        lists.append(path.read_bytes())
+    path.write_bytes(lists[0])
+    admission, revoked = Admission(folder), []
+    assert not caplog.text
+    for n, lines in [(1, 0), (0, 1), (2, 2), (3, 3), (0, 4)]:
+        path.unlink()
+        path.write_bytes(lists[n])
+        revoked.append([bool(admission.objection(site)) for site in sites])
+        assert len(caplog.messages) == lines, "one at each list that lacks some"
+    one, two, all_three = [True, False, False], [True, True, False], [True] * 3
+    assert revoked == [one, one, two, all_three, all_three]
+    says = f"{path} no longer has 1 of the revoked certificates of CN=fedwan authority"
+    assert caplog.messages[0].startswith(says)
+    assert f"(serial {sites[0].serial_number:x})" in caplog.messages[0]
