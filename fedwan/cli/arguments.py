@@ -11,6 +11,7 @@ import typer
 from fedwan.config import COMMAND
 from fedwan.config_tree import read_yaml
 from fedwan.errors import UserError
+from fedwan.files import on_disk
 
 _OF_A_RUN = (
     *("config.yaml", "journal.jsonl", "metrics.jsonl", "summary.json", "report.html"),
@@ -82,5 +83,5 @@ def write_option(path: Path | None, text: str = "") -> None:
     """Write the file that --json names; without a text, only see that it can be written."""
     if path is not None:
         check_not_own("--json", path)
-        with path.open("w" if text else "a") as file:
+        with on_disk(path.parent), path.open("w" if text else "a") as file:
             file.write(text)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedwan.cli.arguments import JsonPath, NewFolder, RunFolder, check_not_own, option, write_option
-from fedwan.errors import UserError
+from fedwan.errors import FedwanError, UserError
+from fedwan.files import replace_bytes
 
 Last = Annotated[
     bool, typer.Option("--last", help="The last weights instead of their moving average.")
@@ -144,9 +144,15 @@ def new(folder: NewFolder) -> None:
     """Write a project: a training script that runs at once, its test, and its settings."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{str(folder)!r} holds something already; give a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
     skeleton = Path(__file__).resolve().parents[1] / "_skeleton"
-    for path in sorted(path for path in skeleton.iterdir() if path.is_file()):
-        shutil.copyfile(path, folder / path.name)
-        typer.echo(folder / path.name)
+    files = {folder / p.name: p.read_bytes() for p in sorted(skeleton.iterdir()) if p.is_file()}
+    try:
+        for path, data in files.items():
+            replace_bytes(path, data)
+    except (FedwanError, OSError):  # what is left would stand in the way of the next try
+        for path in files:
+            path.unlink(missing_ok=True)
+        raise
+    for path in files:
+        typer.echo(path)
     typer.echo(f"next: cd {shlex.quote(str(folder))} && python train.py")

@@ -12,6 +12,8 @@ import pytest
 from safetensors import SafetensorError
 
 from fedwan.config import load as load_config
+from fedwan.errors import DiskFull
+from fedwan.files import replace_bytes
 from fedwan.output.journal import JOURNAL, Journal
 from fedwan.site import joining
 from tests.cli.conftest import Command
@@ -140,6 +142,21 @@ def test_a_new_project_bears_its_folders_name_and_its_own_test_passes(
     monkeypatch.setitem(sys.modules, "train", None)
     del sys.modules["train"]
     runpy.run_path(str(tmp_path / "mine" / "test_train.py"))["test_the_loss_falls"]()
+
+
+def test_a_project_that_a_full_disk_has_cut_off_leaves_nothing_in_the_way(
+    tmp_path: Path, fedwan: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill_up(path: Path, data: bytes) -> None:
+        if path.name == "site.yaml":
+            raise DiskFull("the disk is full")
+        replace_bytes(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedwan.cli.results.replace_bytes", fill_up)
+        code, shown, err = fedwan("new", str(tmp_path / "mine"))
+        assert (code, shown) == (1, "") and "the disk is full" in err
+    assert fedwan("new", str(tmp_path / "mine"))[0] == 0
 
 
 def test_verify_tells_what_it_found_or_the_first_bad_line(tmp_path: Path, fedwan: Command) -> None:

@@ -9,13 +9,14 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fedwan.config import Config
+from fedwan.config import Config, dump
 from fedwan.coordinator import control, members
 from fedwan.coordinator.past import Past
 from fedwan.coordinator.records import Totals
@@ -23,8 +24,10 @@ from fedwan.coordinator.run import CoordinatedRun
 from fedwan.errors import ConfigError, SiteDrained, SiteEjected, UserError
 from fedwan.flower import status
 from fedwan.link import wire_pb2 as wire
+from fedwan.output.records import Recorder
 from tests.cli.conftest import Command
 from tests.cli.conftest import fedwan as fedwan
+from tests.output.runs import event_row
 from tests.planes import (
     RUN,
     Bench,
@@ -76,7 +79,7 @@ class Desk:
             self.bench.rounds.begin(0.0)
         self.out = folder / ("a-long-name-" * 15) / "run"
         self.out.mkdir(parents=True)
-        (self.out / "config.yaml").write_text("steps: 40\nh: 4\nsites: 3\n")
+        dump(Config(steps=40, h=4, sites=3), self.out / "config.yaml")
 
     def answer(self, request: Any) -> dict[str, Any]:
         config, hub = Config(steps=40, h=4, sites=3), self.bench.hub
@@ -248,6 +251,8 @@ def test_the_commands_print_a_table_or_json_and_whether_a_coordinator_runs(
     assert "no coordinator answers for" in err and "before its first checkpoint" in err
     (desk.out / "checkpoint").mkdir()
     (desk.out / "checkpoint" / "coordinator.safetensors").touch()
+    with closing(Recorder(desk.out)) as recorder:
+        recorder.write(event_row("join", "s1"))
     code, text, _ = fedwan("status", out)
     assert code == 0 and text.startswith("version 0 of 10\nno coordinator answers for")
     assert "--resume` goes on" in text
