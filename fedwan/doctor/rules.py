@@ -153,7 +153,7 @@ def stale(chart: Chart, site: str, _: str) -> Told:
             f"its contributions ask to undo the last updates (cosine {least:.2f} or more with "
             f"them, {most:.2f} or less elsewhere)",
             f"see in {site}'s log whether it takes updates over, and start it again: it then "
-            "takes the present weights",
+            "takes the present weights; if it does and its data differ from the others', leave it",
         )
     return None
 

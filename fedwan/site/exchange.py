@@ -169,10 +169,14 @@ class Exchange:
             return self._exchange(due, landing, step)
 
     def _exchange(self, due: Sequence[Fragment], landing: Sequence[Flight], step: int) -> int:
+        leaving = {fragment.index for fragment in due}
+
         def go() -> None:
             self._replica.follow()
             for flight in landing:
-                self._land(flight, step >= self._place.num_steps)
+                # What it has done since it left is part of what leaves now.
+                is_last = step >= self._place.num_steps and flight.fragment.index not in leaving
+                self._land(flight, is_last)
             self._travel([self._depart(fragment, step) for fragment in due], step)
 
         return self._try(go, step)

@@ -110,7 +110,7 @@ def reference(
         is_last = step == STEPS
         for at in [at for at in landing if is_last or at == step]:
             for fragment in landing.pop(at):
-                land(fragment, is_last)
+                land(fragment, is_last=False)  # it leaves once more, with its latest steps
         for fragment in fragments:
             if due_step(fragment, versions[fragment.index], H, STEPS) == step:
                 versions[fragment.index] += 1
