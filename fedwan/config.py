@@ -302,7 +302,7 @@ class EvalConfig:
 
     every: int | None = None
     """Steps between two evaluations; 0 evaluates only before and after training, null takes the
-    recipe's own, 200 for most."""
+    recipe's own: for most a tenth of the run, 200 at least; for a script 200."""
     num: int | None = setting(None, span(2, or_zero=True))
     """Held-out samples that the weights are measured on; 0 takes all, null the recipe's own, all
     for most."""

@@ -406,7 +406,9 @@ class Rounds(Generic[C, U]):
         if update is not None:
             return wire.DownloadHeader.READY, update
         if self.versions[fragment] >= version:
-            if waits and self._merged[fragment].get(site, (0, 0))[1] == version:
+            is_merged = self._merged[fragment].get(site, (0, 0))[1] == version
+            # A question of who has the answer is an earlier one, which a network has repeated.
+            if waits and is_merged and not self.updates.holds_newest(fragment, site):
                 self.begin_anew(fragment)  # it cannot learn from it any more
             return wire.DownloadHeader.SUPERSEDED, None
         return (wire.DownloadHeader.DONE if self.is_over else wire.DownloadHeader.NOT_YET), None
@@ -457,6 +459,7 @@ class Rounds(Generic[C, U]):
         no checkpoint is of all fragments, never. Without `repeats` it cannot have the weights to
         take the last steps again from.
         """
+        self.updates.forget_holder(site)
         if repeats and self.is_behind(site, checkpoint):
             return False
         if self._strategy.contributes == "delta" and self._strategy.clock == "versions":

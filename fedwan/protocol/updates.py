@@ -46,10 +46,19 @@ class Updates(Generic[U]):
 
     def note_holder(self, fragment: int, version: int, site: str, awaited: Collection[str]) -> None:
         """A site has an update; once all that are awaited do, its memory is free to go."""
-        if not self.keeps_past and version in self._held[fragment]:
+        if version in self._held[fragment]:
             self._holders[fragment].add(site)
-            if self._holders[fragment].issuperset(awaited):
+            if not self.keeps_past and self._holders[fragment].issuperset(awaited):
                 del self._held[fragment][version]
+
+    def holds_newest(self, fragment: int, site: str) -> bool:
+        """Whether a site is known to have the newest one, which may be gone since."""
+        return site in self._holders[fragment]
+
+    def forget_holder(self, site: str) -> None:
+        """Its process is a new one."""
+        for holders in self._holders:
+            holders.discard(site)
 
     def close(self, fragment: int) -> None:
         """A round has closed: who still wants the update before it takes the global weights."""

@@ -29,7 +29,8 @@ OPTIONAL = (
 """Settings that some workloads do not follow: privacy of samples, that of sites asks nothing."""
 _DEFAULTS: Mapping[str, Any] = {
     **{"data.batch": 32, "steps": 2000, "inner.*": InnerConfig()},
-    **{"eval.every": 200, "eval.num": 0},
+    # Samples cost passes, not gradients, but many of them: ten times a run is seldom enough.
+    **{"eval.every": lambda config: max(200, config.steps // 10), "eval.num": 0},
 }
 _NEEDS = (
     Needs(

@@ -264,7 +264,10 @@ def test_an_update_s_memory_is_freed_once_all_sites_have_it() -> None:
         rounds.announce(Key(0, 1, site), 0.0)
         assert rounds.answer(site, 0, 1)[0] == Header.READY
     rounds.announce(Key(0, 1, "s3"), 0.0)
+    # A question that the network has repeated, of who had the answer long ago.
+    assert rounds.answer("s1", 0, 1)[0] == Header.SUPERSEDED and rounds.anew_from == [0]
     # A new process asks whether it is held; who waits for it can no longer learn from it.
+    rounds.note_back("s1", 1)
     for waits, anew_from in ((False, 0), (True, 2)):
         assert rounds.answer("s1", 0, 1, waits=waits)[0] == Header.SUPERSEDED
         assert rounds.anew_from == [anew_from]
