@@ -295,7 +295,8 @@ def _run_and_watch(config: Config, services: RunServices, console: Console) -> N
             if not errors or isinstance(errors[0], RunStopped):
                 errors = [interrupt]
     if errors:
-        if holds_run(out) and not isinstance(errors[0], ConfigError):  # nothing was run then
+        is_to_go_on = holds_run(out) and not (out / "summary.json").exists()
+        if is_to_go_on and not isinstance(errors[0], ConfigError):  # nothing was run then
             # What is the user's to mend would only come again.
             first = "once that is mended, " if isinstance(errors[0], UserError) else ""
             typer.echo(f"{first}go on with it: {resuming(out)}")

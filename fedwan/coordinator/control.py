@@ -112,8 +112,9 @@ def ask(
         except (FileNotFoundError, ConnectionRefusedError):
             return None
         except (OSError, ValueError) as error:
+            may = "" if request["ask"] == "status" else ", and may do yet what it was asked"
             raise ConfigError(
-                f"the coordinator of {out} did not answer ({error or type(error).__name__}); "
+                f"the coordinator of {out} did not answer ({error or type(error).__name__}){may}; "
                 f"ask again as its own user, or see {out / 'logs' / 'serverapp.log'}"
             ) from None
     if "error" in reply:

@@ -287,7 +287,10 @@ def _signals_as_errors(service: Path | None, asked: threading.Event) -> Iterator
         if number == signal.SIGINT and os.getppid() != parent:  # Flower's own look for it
             raise FedwanError(f"Flower's process {parent}, which had started it, is gone")
         asked.set()
-        raise FedwanError(f"ended by {signal.Signals(number).name}")
+        text = f"ended by {signal.Signals(number).name}"
+        if number == signal.SIGINT:  # which it sends to its own process, where a token has lapsed
+            text += ", from outside or by Flower, as after a pause of a minute or more"
+        raise FedwanError(text)
 
     for number in numbers:
         signal.signal(number, handle)

@@ -97,8 +97,9 @@ def measure(
             _upload(link, 1)
         except (LinkLost, SessionLost, PayloadError):
             raise ConfigError(
-                f"{address} answers, but not as a data plane of this version of fedwan; give the "
-                "address of link.listen, not of the front door (link.door)"
+                f"{address} takes connections, but answers not as a data plane of this version of "
+                "fedwan; give the address of link.listen, not of the front door (link.door), and "
+                "see that its coordinator is not stopped"
             ) from None
         before = read_state(address)
         up_mbit = _goodput(lambda num: _upload(link, num), seconds)

@@ -174,12 +174,11 @@ class _WandbLog:
                 config=dataclasses.asdict(config),
                 settings=wandb.Settings(console="off", **dict.fromkeys(quiet, True)),
             )
-        except wandb.errors.Error as error:
-            reason = " ".join(str(error).split())
-            raise ConfigError(
-                f"log.wandb = {config.log.wandb!r}: {reason}; "
-                "run `wandb login`, or set log.wandb=offline"
-            ) from None
+        except (wandb.errors.Error, OSError) as error:
+            reason, is_login = " ".join(str(error).split()), not isinstance(error, OSError)
+            mend = "run `wandb login`, or set log.wandb=offline"
+            mend = mend if is_login else "mend that, or set log.wandb=disabled"
+            raise ConfigError(f"log.wandb = {config.log.wandb!r}: {reason}; {mend}") from None
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 

@@ -158,6 +158,7 @@ class SiteCheckpoints:
     def __init__(
         self,
         folder: Path,
+        site: str,
         replica: Replica,
         hook_state: State,
         state: Mapping[str, Stateful],
@@ -166,6 +167,7 @@ class SiteCheckpoints:
         is_beside: bool = False,
     ) -> None:
         self._folder = folder
+        self._site = site
         self._every = every
         self._saved = 0
         self._session = ""
@@ -188,7 +190,8 @@ class SiteCheckpoints:
                 try:
                     check_tensors(self._path(version, kind))
                 except CheckpointError as error:
-                    log.warning("%s: goes on without it", error)
+                    # Nobody need do what would mend it.
+                    log.warning("%s: goes on without it", str(error).rpartition("; ")[0])
                     self._path(version, kind).unlink()
                     # Without its start a version is no place to take steps again from.
                     self._path(version).unlink(missing_ok=True)
@@ -211,11 +214,17 @@ class SiteCheckpoints:
                     f"checkpoint {path} is of {num} processes, this site has {size}; start as "
                     "many, or move the folder away"
                 )
-            if "session" not in found[newest]:
-                raise UserError(
-                    f"checkpoint {path} is of an earlier version of fedwan; end the run with that, "
-                    "or move the folder away"
-                )
+            for version, meta in found.items():
+                if "site" not in meta:
+                    raise UserError(
+                        f"checkpoint {path} is of an earlier version of fedwan; end the run with "
+                        "that, or move the folder away"
+                    )
+                if meta["site"] != self._site:
+                    raise UserError(
+                        f"checkpoint {self._path(version, kind)} is of site {meta['site']!r}, and "
+                        f"this is {self._site!r}; put its own back, or move the folder away"
+                    )
 
         if self._group.lead(lambda: bool(found)):
             self._group.lead(check)
@@ -380,6 +389,7 @@ class SiteCheckpoints:
         still = {name: value for name, value in still.items() if name not in shared}
         work, size = ledger.work._asdict(), self._group.size
         told = {"processes": size, "session": self._session, "shared": sorted(shared)}
+        told |= {"site": self._site}
         meta = {"version": version, "versions": ledger.versions, **told, **work}
         if self._is_beside:
             moving = self._copied(moving)

@@ -135,7 +135,7 @@ class Site:
         self._stub = CoordinatorStub(link, member.run_id, replica, self._masker)
         self.meter = Meter(link)
         self._checkpoints = SiteCheckpoints(
-            *(member.folder, replica, hook.state, script.state),
+            *(member.folder, self.name, replica, hook.state, script.state),
             every=config.checkpoint.every,
             is_beside=strategy.overlap.tau > 0,
         )

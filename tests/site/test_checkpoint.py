@@ -23,13 +23,14 @@ from tests.support import BATCH, NET, TinyWorkload, keep_local, same_bits, tiny_
 
 
 class Site:
-    def __init__(self, folder: Path, *, is_beside: bool = False) -> None:
+    def __init__(self, folder: Path, *, is_beside: bool = False, name: str = "s1") -> None:
         self.workload = TinyWorkload(NET)
         self.replica = Replica(self.workload.networks, self.workload.optimizers)
         self.rng = NamedGenerators(0, "s1")
         self.stream = tiny_shard(1).loader(BATCH, self.rng["data"])
         state = {"data": self.stream, "rng": self.rng}
-        self.checkpoints = SiteCheckpoints(folder, self.replica, {}, state, is_beside=is_beside)
+        kept = (name, self.replica, {}, state)
+        self.checkpoints = SiteCheckpoints(folder, *kept, is_beside=is_beside)
 
     def train(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -77,7 +78,7 @@ def test_what_a_script_keeps_of_the_networks_does_not_take_the_place_of_the_coor
 
     def checkpoints(site: Site) -> SiteCheckpoints:
         (network,) = site.workload.networks.values()
-        return SiteCheckpoints(tmp_path, site.replica, {}, {"average": network})
+        return SiteCheckpoints(tmp_path, "s1", site.replica, {}, {"average": network})
 
     first = Site(tmp_path)
     checkpoints(first).save(1, 0, Ledger({}, {}, Work(0, 0), (1,)))
@@ -156,6 +157,8 @@ def test_what_a_site_goes_on_with_after_a_refusal_is_kept_until_its_version_is_m
     write_tensors(tmp_path / "two" / "start-00000001.safetensors", tensors, meta | {"processes": 2})
     with pytest.raises(UserError, match="start-00000001.* is of 2 processes, this site has 1"):
         Site(tmp_path / "two").checkpoints.starts()
+    with pytest.raises(UserError, match="start-00000001.* is of site 's1', and this is 's2'; put"):
+        Site(tmp_path, name="s2").checkpoints.starts()
     path = tmp_path / "start-00000001.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
     third = Site(tmp_path)  # version 1 alone would be other data and optimisers
