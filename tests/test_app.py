@@ -254,3 +254,11 @@ def test_a_page_that_only_builds_gets_everything_else(root: Path, names: list[st
 
     kind = "regression" if len(names) == 1 else "adversarial"
     assert networks_of(app.load_workload("mine"), config) == dict.fromkeys(names, kind)
+
+
+@pytest.mark.parametrize(
+    ("words", "every"),
+    [("", 280), ("steps=600", 200), ("steps=100000", 10_000), ("eval.every=50", 50)],
+)
+def test_a_recipe_is_measured_ten_times_a_run_at_most(words: str, every: int) -> None:
+    assert app.load_run(None, words.split()).eval.every == every
