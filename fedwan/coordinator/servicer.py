@@ -234,7 +234,7 @@ class Servicer(Federation):
             if header.run_id != self._run_id:
                 raise PayloadError(f"upload is of run {header.run_id}, this is {self._run_id}")
             self.intake.check(upload)
-            settled = self._settled(upload)
+            settled = self._settled(upload, header.work)
             if settled is not None:
                 return settled
             is_contribution = upload.kind == wire.UploadHeader.CONTRIBUTION
@@ -261,7 +261,7 @@ class Servicer(Federation):
     ) -> wire.Receipt:
         upload = _upload(site, header)
         with self.changed:
-            settled = self._settled(upload)
+            settled = self._settled(upload, header.work)
             reception = self.intake.find(upload)
             if settled is not None:
                 return settled
@@ -277,7 +277,7 @@ class Servicer(Federation):
         payload_hash = reception.hashes.payload()
         measures, problem = self._inspect(upload, reception, payload, payload_hash, proof)
         with self.changed:
-            settled = self._settled(upload)
+            settled = self._settled(upload, header.work)
             if self.intake.find(upload) is not reception:
                 return settled or _INCOMPLETE
             if not problem and settled is None and upload.kind == wire.UploadHeader.CONTRIBUTION:
@@ -335,18 +335,18 @@ class Servicer(Federation):
             text = f"{site} shows another certificate"
             self.event("renewed", site, text, certificate=certificate.decode())
 
-    def _settled(self, upload: Upload) -> wire.Receipt | None:
+    def _settled(self, upload: Upload, work: wire.Work) -> wire.Receipt | None:
         """The receipt for an upload that needs no more bytes, whatever they are."""
         if upload.kind == wire.UploadHeader.INITIAL:
             return _ACCEPTED if self.model is not None else None
         settled = self.rounds.settled(upload.key)
         if settled != "stale":
             return _ACCEPTED if settled else None
-        self.rounds.note_dropped(upload.key)
-        fragment, version, _ = upload.key
+        self.rounds.note_dropped(upload.key, work)
+        fragment, version, site = upload.key
         present = self.rounds.versions[fragment]
         text = f"version {version} is not wanted, the present one is {present}"
-        step = self.rounds.others_step(time.monotonic())
+        step = self.rounds.others_step(time.monotonic(), site)
         return wire.Receipt(status=wire.Receipt.STALE, text=text, others_step=step)
 
     def overcounted(self, fragment: int, figures: Mapping[str, float]) -> str:
@@ -432,7 +432,7 @@ class Servicer(Federation):
                 is_behind = bool(request.version) and self.rounds.is_behind(
                     site, request.version - 1
                 )
-            step = self.rounds.others_step(time.monotonic())
+            step = self.rounds.others_step(time.monotonic(), site)
             told = self.rounds.tell(site, 0, status=wire.DownloadHeader.HELD, others_step=step)
         if model is None:
             return Delivery(wire.DownloadHeader(status=wire.DownloadHeader.NOT_YET), None)

@@ -60,6 +60,10 @@ class Paces:
         """Forget all others, which have gone."""
         self._speeds = {site: speed for site, speed in self._speeds.items() if site in sites}
 
+    def of(self, site: str) -> float:
+        """Steps a second of a site; infinite while nothing is known."""
+        return self._speeds.get(site, math.inf)
+
     def usual(self) -> float:
         """Steps a second of the site in the middle; 0 while nothing is known."""
         return statistics.median(self._speeds.values()) if self._speeds else 0.0
@@ -81,10 +85,21 @@ class RoundTimes:
         """When the site in the middle had announced its own."""
         self._announced_s: dict[tuple[int, str], float] = {}
         """By version and site, on the clock."""
+        self._travels_s: dict[str, float] = {}
 
     def announce(self, version: int, site: str, now_s: float) -> None:
         """A site's contribution is on its way."""
         self._announced_s.setdefault((version, site), now_s)
+
+    def arrive(self, version: int, site: str, now_s: float) -> None:
+        """It is there."""
+        took_s = now_s - self._announced_s.get((version, site), now_s)
+        old_s = self._travels_s.get(site, took_s)
+        self._travels_s[site] = PACE_MEMORY * old_s + (1.0 - PACE_MEMORY) * took_s
+
+    def travel_s(self, site: str) -> float:
+        """How long a site's contributions are on their way; 0 while nothing is known."""
+        return self._travels_s.get(site, 0.0)
 
     def close(self, version: int, began_s: float, last_s: float) -> None:
         """A round has closed."""

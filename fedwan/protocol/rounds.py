@@ -191,17 +191,19 @@ class Rounds(Generic[C, U]):
         self._times[fragment].announce(version, site, now_s)
         self.updates.note_holder(fragment, version, site, self.awaited)
 
-    def note_dropped(self, key: Key) -> None:
+    def note_dropped(self, key: Key, work: wire.Work) -> None:
         """Count a contribution that is too late, once: it may come in stripes, or again."""
         is_last = self._last_dropped.get((key.fragment, key.site)) == key.version
         if not (self.is_merged(key) or key in self._left or is_last or self.is_over):
             self._last_dropped[key.fragment, key.site] = key.version
             self.dropped += 1
+            self._paces.note(key.site, work)  # so that its next one is in time
 
     def arrive(self, key: Key, contribution: C, now_s: float) -> None:
         """A wanted contribution is whole and checked."""
         fragment, version, site = key
         self._whole[fragment][version, site] = contribution
+        self._times[fragment].arrive(version, site, now_s)
         present = self.round
         if present and not present.is_closed and present.fragment.index == fragment:
             if present.version == version:
@@ -413,10 +415,12 @@ class Rounds(Generic[C, U]):
             return wire.DownloadHeader.SUPERSEDED, None
         return (wire.DownloadHeader.DONE if self.is_over else wire.DownloadHeader.NOT_YET), None
 
-    def others_step(self, now_s: float) -> int:
-        """The step that sites stand at which keep up, as past rounds tell; 0 if nothing does.
+    def others_step(self, now_s: float, site: str) -> int:
+        """The step for a site to go on from that was late; 0 if nothing tells.
 
-        Never beyond what they can take before the present round's update lands.
+        That is where the others stand, as past rounds tell, but never beyond what they can take
+        before the present round's update lands; or later, if the site is slower than they are, or
+        longer on its way: its own contribution shall leave when theirs do, and be there in time.
         """
         present = self.round
         if present is None or present.is_on_arrival or not (speed := self._paces.usual()):
@@ -427,7 +431,12 @@ class Rounds(Generic[C, U]):
             return 0
         due = due_step(present.fragment, present.version, h, self._num_versions * h)
         most = min(self._strategy.overlap.tau, present.fragment.steps(h) - 1)
-        return max(0, due + min(most, math.floor((now_s - sent_s) * speed)))
+        step = due + min(most, math.floor((now_s - sent_s) * speed))
+        own, until_s = self._paces.of(site), self.deadline_s() - self._times[index].travel_s(site)
+        if own < speed or until_s < sent_s:
+            can = math.floor(max(0.0, min(sent_s, until_s) - now_s) * min(own, speed))
+            step = max(step, due - max(1, can))
+        return max(0, step)
 
     def tell(self, site: str, fragment: int, **fields: Any) -> wire.DownloadHeader:
         """What holds for this site alone, and these fields."""

@@ -37,23 +37,29 @@ def make(
     num_fragments: int = 1,
     num_versions: int = 4,
     versions: Sequence[int] = (),
+    h: int = 2,
     **words: Any,
 ) -> Rounds[Sent, Update]:
     words.setdefault("clock", "versions" if policy.arrivals_from is None else "samples")
     no_step: Any = None
-    strategy = Strategy("delta", 2, whole, no_step, fp32(), fp32(), policy, **words)
+    strategy = Strategy("delta", h, whole, no_step, fp32(), fp32(), policy, **words)
     layout = {"net/weight": TensorSpec((5,), torch.float32, Role.PARAMETER)}
     fragments = [Fragment(index, layout, index) for index in range(num_fragments)]
     return Rounds(strategy, fragments, SITES, num_versions, 1, versions)
 
 
 def send(
-    rounds: Rounds[Sent, Update], site: str, version: int, now_s: float = 0.0, steps: int = 2
+    rounds: Rounds[Sent, Update],
+    site: str,
+    version: int,
+    now_s: float = 0.0,
+    steps: int = 2,
+    compute_s: float = 1.0,
 ) -> None:
     key = Key(0, version, site)
     assert rounds.settled(key) == ""
     rounds.announce(key, now_s)
-    rounds.arrive(key, Sent(wire.Work(steps=steps, samples=steps, compute_s=1.0)), now_s)
+    rounds.arrive(key, Sent(wire.Work(steps=steps, samples=steps, compute_s=compute_s)), now_s)
 
 
 def close(rounds: Rounds[Sent, Update], *sites: str, live: int = 3) -> list[tuple[str, int, int]]:
@@ -155,7 +161,7 @@ def test_a_late_contribution_is_merged_after_the_others_or_dropped(max_staleness
     if not max_staleness:
         for _ in range(3):  # stripes, or attempts
             assert rounds.settled(Key(0, 0, "s1")) == "stale"
-            rounds.note_dropped(Key(0, 0, "s1"))
+            rounds.note_dropped(Key(0, 0, "s1"), wire.Work())
         assert rounds.dropped == 1
         return
     rounds.begin(0.0)
@@ -295,16 +301,57 @@ def test_where_the_sites_stand_that_keep_up_follows_from_their_last_rounds() -> 
     rounds = make(RoundPolicy(3, 2, has_deadline=True), num_versions=20)
     for version in range(6):
         rounds.begin(10.0 * version)
-        assert (rounds.others_step(10.0 * version + 2.0) > 0) == (version > 0), "nothing is known"
+        assert (rounds.others_step(10.0 * version + 2.0, "s1") > 0) == (version > 0), (
+            "nothing is known"
+        )
         for site in SITES:
             send(rounds, site, version, 10.0 * version + 3.0)
         assert rounds.advance(10.0 * version + 4.0, 3)[0] == "close"
         rounds.publish(Update(1))
     rounds.begin(60.0)
-    assert [rounds.others_step(60.0 + s) for s in (0, 2, 2.6, 3, 9)] == [8, 12, 13, 14, 14]
+    assert [rounds.others_step(60.0 + s, "s1") for s in (0, 2, 2.6, 3, 9)] == [8, 12, 13, 14, 14]
     rounds.expect(["s1", "s2"])
     send(rounds, "s1", 6, 61.0)
-    assert rounds.others_step(61.2) == 14, "most have sent, and wait: it is one contribution so far"
+    assert rounds.others_step(61.2, "s3") == 14, (
+        "most have sent, and wait: it is one contribution so far"
+    )
+
+
+@pytest.mark.parametrize("step_s", [1.2, 1.5, 3.0])
+def test_a_slower_site_that_was_away_for_long_is_merged_again(step_s: float) -> None:
+    """Two sites take a second for a step, H = 20; rounds close after 23 s by then."""
+    rounds = make(RoundPolicy(3, 2, has_deadline=True), num_versions=60, h=20)
+    now_s, merged = 0.0, list[int]()
+    coming: tuple[float, int, int] | None = None  # when, to which version, of how many steps
+
+    def come(until_s: float, present: int) -> None:
+        nonlocal coming
+        while coming is not None and coming[0] <= until_s:
+            (at_s, version, steps), coming = coming, None
+            spent = {"steps": steps, "compute_s": steps * step_s}
+            if rounds.settled(key := Key(0, version, "s3")) != "stale":
+                send(rounds, "s3", version, at_s, **spent)
+                continue
+            rounds.note_dropped(key, wire.Work(**spent))
+            step = min(rounds.others_step(at_s, "s3"), 20 * present + 19)
+            steps = 20 * (present + 1) - max(step, 20 * present)
+            coming = (at_s + steps * step_s, present, steps)
+
+    for version in range(60):
+        present = rounds.begin(now_s)
+        is_away = 5 <= version < 25
+        if is_away or coming is None:
+            coming = None if is_away else (now_s + 20 * step_s, version, 20)
+        sent_s = now_s + 20.0
+        come(sent_s, version)
+        for site in ("s1", "s2"):
+            send(rounds, site, version, sent_s, steps=20, compute_s=20.0)
+        come(deadline_s := rounds.deadline_s(), version)
+        now_s = sent_s if len(present.whole) == 3 or is_away else deadline_s
+        assert rounds.advance(now_s, 3 - is_away, ["s3"] if is_away else [])[0] == "close"
+        merged += [version for merge in present.merged if merge.key.site == "s3"]
+        rounds.publish(Update(1))
+    assert len([version for version in merged if version >= 25]) >= 11, merged
 
 
 def test_a_site_that_missed_an_update_it_is_merged_into_has_all_sites_begin_anew() -> None:
@@ -332,7 +379,7 @@ def test_where_a_new_process_cannot_make_again_what_was_sent_it_is_not_its_own()
     rounds.note_back("s1", 1)
     assert rounds.settled(Key(0, 0, "s1")) == "stale" and rounds.settled(Key(0, 0, "s2")) == ""
     assert rounds.tell("s2", 0).anew_from == 1 and not rounds.tell("s2", 1).anew_from
-    rounds.note_dropped(Key(0, 0, "s1"))
+    rounds.note_dropped(Key(0, 0, "s1"), wire.Work())
     assert not rounds.dropped, "in its place another one is merged"
     send(rounds, "s2", 0, 1.0)
     send(rounds, "s3", 0, 1.0)
