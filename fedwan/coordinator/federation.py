@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from fedwan.codecs import Payload
@@ -212,6 +213,17 @@ class Federation:
             self.rounds.leave_out(merges[place])
             self.refuse_contribution(merges[place].key, why)
         return [merge for place, merge in enumerate(merges) if place not in odd]
+
+    def oversized(self, key: Key, figures: Mapping[str, float]) -> str:
+        """The gate's objection to a contribution; where most have one, this round is its first."""
+        problem, present = self.gate.objection(key.fragment, key.site, figures), self.rounds.round
+        if problem and present and present.fragment.index == key.fragment:
+            if self.gate.is_warming(key.fragment) and not present.is_held:
+                present.is_held = True
+                text = "most sites' contributions are above what was merged before: they are "
+                text += "compared with one another from now on, as in a run's first rounds"
+                self.event("warning", None, text)
+        return problem
 
     def publish(self, payload: Payload, *, own: str = "") -> None:
         """See `Rounds.publish`; frees the contributions that are done with."""

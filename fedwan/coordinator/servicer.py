@@ -283,7 +283,7 @@ class Servicer(Federation):
             if not problem and settled is None and upload.kind == wire.UploadHeader.CONTRIBUTION:
                 figures = measures.figures()
                 problem = self.overcounted(upload.key.fragment, figures)
-                problem = problem or self.gate.objection(upload.key.fragment, figures)
+                problem = problem or self.oversized(upload.key, figures)
             if problem:
                 return self._rejection(upload, header, problem)
             if settled is not None:

@@ -10,6 +10,9 @@ closes: none may be above k times their median. That takes three contributions. 
 sites that lie as long as they are fewer than half. What fits within the bound is not judged: a
 contribution of the right size in the wrong direction is a robust merge's affair.
 
+Where most sites are refused before any is merged, as when a learning rate rises again from near 0,
+it is not they that are odd: what was merged is forgotten, and they are compared as at first.
+
 Whatever k is, no counter may be further above the global one than a round's steps can take it.
 Not locked.
 """
@@ -46,14 +49,17 @@ class Gate:
 
     def __init__(self, k: float, num_sites: int) -> None:
         self._k = k
+        self._most = max(_LEAST_OF_ROUND, num_sites // 2 + 1)
+        self._refused: dict[int, set[str]] = {}
+        """By fragment, the sites that were refused since one was merged."""
         self._least = max(_LEAST_FIGURES, LEAST_ROUNDS * num_sites)
         self._merged: dict[str, deque[float]] = {}
         """By fragment and figure, in the order in which they were merged."""
         self._bounds: dict[str, float] = {}
         """Of those, where one was asked for since: medians of many sites' figures take long."""
 
-    def objection(self, fragment: int, figures: Mapping[str, float]) -> str:
-        """Why a contribution must not be merged; empty where it may."""
+    def objection(self, fragment: int, site: str, figures: Mapping[str, float]) -> str:
+        """Why a site's contribution must not be merged; empty where it may."""
         for what, value in figures.items():
             key = f"{fragment}:{what}"
             merged = self._merged.get(key, ())
@@ -63,11 +69,21 @@ class Gate:
                 self._bounds[key] = bound_of(merged, self._k)
             bound = self._bounds[key]
             if value > bound:
+                median = statistics.median(merged)
+                self._note_refused(fragment, site)
                 return (
                     f"{what} {value:.3g} is above {bound:.3g}, the most after a median of "
-                    f"{statistics.median(merged):.3g}; {_MENDS}"
+                    f"{median:.3g}; {_MENDS}"
                 )
         return ""
+
+    def _note_refused(self, fragment: int, site: str) -> None:
+        refused = self._refused.setdefault(fragment, set())
+        refused.add(site)
+        if len(refused) >= self._most:
+            for key in [key for key in self._merged if key.startswith(f"{fragment}:")]:
+                del self._merged[key]
+                self._bounds.pop(key, None)
 
     def is_warming(self, fragment: int) -> bool:
         """Whether contributions are measured by one another, once a round has all of them."""
@@ -95,6 +111,7 @@ class Gate:
 
     def note(self, fragment: int, figures: Mapping[str, float]) -> None:
         """A contribution was merged."""
+        self._refused.pop(fragment, None)
         for what, value in figures.items():
             new = deque[float](maxlen=_MEMORY * self._least)
             self._merged.setdefault(key := f"{fragment}:{what}", new).append(value)

@@ -20,7 +20,7 @@ def fed(values: list[float], k: float = 20.0, sites: int = SITES, what: str = "g
 
 
 def refuses(gate: Gate, value: float, fragment: int = 0, what: str = "g's norm") -> bool:
-    return bool(gate.objection(fragment, {what: value}))
+    return bool(gate.objection(fragment, "s1", {what: value}))
 
 
 def test_nothing_is_refused_before_two_rounds_of_all_sites_are_merged() -> None:
@@ -55,7 +55,7 @@ def test_the_bound_is_median_plus_k_spreads_and_names_what_it_refuses() -> None:
     liars = fed([1.0, 1.2, 0.9, 1e6, 1e6] * 4)
     assert refuses(liars, 1e6) and not refuses(liars, 1.5), "fewer than half cannot raise it"
     assert not refuses(fed([0.0] * 20), 1e-9), "what was 0 for a while may begin to move"
-    text = fed([1.0] * 20).objection(0, {"d's norm": 1e9, "g's norm": 6.5})
+    text = fed([1.0] * 20).objection(0, "s1", {"d's norm": 1e9, "g's norm": 6.5})
     assert text.startswith("g's norm 6.5 is above 6, the most after a median of 1; lower that")
     assert "round.gate" in text and "\n" not in text
 
@@ -88,6 +88,24 @@ def test_its_state_decides_alike_after_it_was_written_as_json() -> None:
         each.note(0, {"g's norm": 1.5})
     assert again.state() == gate.state() and len(gate.state()["0:g's norm"]) == 80
     assert all(
-        again.objection(0, {"g's norm": v}) == gate.objection(0, {"g's norm": v})
+        again.objection(0, "s1", {"g's norm": v}) == gate.objection(0, "s1", {"g's norm": v})
         for v in (1.0, 5.0, 10.0, 20.0)
     )
+
+
+def test_where_most_sites_are_refused_together_they_are_compared_as_at_first() -> None:
+    gate = fed([1e-4] * 20, k=50.0)
+    for _ in range(9):  # one site, or two of five, cannot raise it
+        assert gate.objection(0, "s1", {"g's norm": 1.0})
+        assert gate.objection(0, "s2", {"g's norm": 1.0})
+    assert not gate.is_warming(0)
+    gate.note(0, {"g's norm": 1e-4})
+    assert gate.objection(0, "s3", {"g's norm": 1.0}), "others were merged meanwhile"
+    assert not gate.is_warming(0) and gate.objection(0, "s1", {"g's norm": 1.0})
+    assert gate.objection(0, "s2", {"g's norm": 1.0}) and gate.is_warming(0)
+    assert not gate.objection(0, "s3", {"g's norm": 1.0})
+    assert list(gate.odd_ones([{"g's norm": norm} for norm in (1.0, 1.2, 0.9, 1e6)])) == [3]
+    few = fed([1e-4] * 20, k=50.0, sites=2)
+    for _ in range(9):  # of two nobody knows which is odd
+        assert few.objection(0, "s1", {"g's norm": 1.0})
+        assert few.objection(0, "s2", {"g's norm": 1.0})
