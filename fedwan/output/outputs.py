@@ -7,7 +7,8 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from threading import Lock
+from queue import Full, Queue
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Self
 
 from safetensors.torch import load as load_tensors
@@ -148,16 +149,23 @@ class Outputs:
         write_summary(summary, self._out / "summary.json")
 
 
+_MOST_WANTED = 10_000
+"""Records that wait for Weights & Biases."""
+_LEAVE_S = 60.0
+"""That its last records may take."""
+
+
 class _WandbLog:
     """Takes what the recorder takes, after it; does nothing if `log.wandb=disabled`.
 
-    If it breaks in mid-run it is dropped with a warning: a dashboard must not end a training run.
-    A resumed run goes on under the name that is kept in its folder.
+    If it breaks or hangs in mid-run it is dropped with a warning: a dashboard must not end a
+    training run. A resumed run goes on under the name that is kept in its folder.
     """
 
     def __init__(self, config: Config, out: Path) -> None:
         self._run: Any = None
-        self._lock = Lock()
+        self._wanted: Queue[Callable[[Any], object]] = Queue(_MOST_WANTED)
+        self._worker: Thread | None = None
         if config.log.wandb == "disabled":
             return
         # Imported only when asked for: it takes half a second, and starts a service.
@@ -190,16 +198,38 @@ class _WandbLog:
         self._try(lambda run: run.log({"step": step, "samples": self._wandb.Image(str(path))}))
 
     def close(self) -> None:
-        self._try(lambda run: run.finish())
+        self._try(self._finish)
+        if self._worker is not None:
+            self._worker.join(_LEAVE_S)
+            if self._worker.is_alive():
+                self._drop(f"it has not ended in {_LEAVE_S:g} s; `wandb sync` sends what it has")
 
     def _try(self, action: Callable[[Any], object]) -> None:
-        with self._lock:
+        """In a thread of its own, one after the other: each may wait for its server."""
+        if self._run is None:
+            return
+        if self._worker is None:
+            self._worker = Thread(target=self._work, name="wandb", daemon=True)
+            self._worker.start()
+        try:
+            self._wanted.put_nowait(action)
+        except Full:
+            self._drop("it takes nothing any more")
+
+    def _work(self) -> None:
+        while (run := self._run) is not None:
             try:
-                if self._run is not None:
-                    action(self._run)
+                self._wanted.get()(run)
             except Exception as error:  # whatever the library raises, the run matters more
-                self._run = None
-                _log.warning("Weights & Biases is dropped: %s", error)
+                self._drop(str(error))
+
+    def _finish(self, run: Any) -> None:
+        run.finish()
+        self._run = None
+
+    def _drop(self, why: str) -> None:
+        self._run = None
+        _log.warning("Weights & Biases is dropped: %s", why)
 
 
 def metrics_of(record: Record) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,22 @@ def test_if_it_breaks_it_is_dropped_and_the_run_goes_on(
     assert Breaking.calls == 1
     assert "Weights & Biases is dropped: no route" in caplog.text
     assert (tmp_path / "summary.json").exists()
+
+
+def test_if_it_hangs_nobody_waits_for_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedwan.output.outputs.write_report", lambda out: None)
+    monkeypatch.setattr("fedwan.output.outputs._LEAVE_S", 0.1)
+    goes_on = threading.Event()
+
+    class Hanging:
+        def log(self, metrics: object) -> None:
+            goes_on.wait(10.0)
+
+    with caplog.at_level(logging.WARNING), Outputs(make_config(tmp_path), tmp_path) as outputs:
+        outputs._wandb._run = Hanging()
+        write_run(outputs, finish=True)
+    assert "Weights & Biases is dropped: it has not ended in 0.1 s" in caplog.text
+    assert (tmp_path / "summary.json").exists()
+    goes_on.set()
