@@ -75,7 +75,8 @@ def resuming(run: Path) -> str:
 
 def check_not_own(name: str, path: Path) -> None:
     """Refuse to write over a file that a run has made, by what an option names."""
-    if path.is_file() and (path.parent / "config.yaml").is_file() and path.name in _OF_A_RUN:
+    is_own = path.name in _OF_A_RUN and (path.parent / "checkpoint").is_dir()
+    if is_own and path.is_file() and path.stat().st_size:  # one just made here has none
         raise UserError(f"{name} {path} is a file of the run in its folder; name another")
 
 

@@ -89,12 +89,13 @@ def load_config(
         )
     if resume and not holds_run(out):
         raise ConfigError(f"out = {config.out!r} holds no checkpoint yet; leave --resume out")
-    is_same = from_version is None and config == load_run(path, [f"out={out}"])
-    if resume and is_done and given and not is_same:
-        raise ConfigError(
-            f"the run in {str(out)!r} is complete, {' '.join(given)} would change nothing; "
-            "train on in a new run with init.NETWORK=FILE, which `fedwan export` writes"
-        )
+    if resume and is_done and given:
+        # As they stand in the file alone, which may need words where a run is new.
+        if from_version is not None or config != load_run(path, [f"out={out}"]):
+            raise ConfigError(
+                f"the run in {str(out)!r} is complete, {' '.join(given)} would change nothing; "
+                "train on in a new run with init.NETWORK=FILE, which `fedwan export` writes"
+            )
     if resume and not is_done:
         require_begun(out / JOURNAL)  # what is damaged is told before anything starts
         config = _as_begun(config, out / "checkpoint")

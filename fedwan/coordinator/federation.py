@@ -208,7 +208,10 @@ class Federation:
 
     def _sift(self, merges: list[Merge[Contribution]]) -> list[Merge[Contribution]]:
         """What is merged of all that a round was given where nothing tells what is usual."""
-        odd = self.gate.odd_ones([merge.contribution.measures.figures() for merge in merges])
+        merged = self.rounds.round.merged if self.rounds.round else []  # these are the last of it
+        first = len(merged) - len(merges)
+        found = self.gate.odd_ones([merge.contribution.measures.figures() for merge in merged])
+        odd = {place - first: why for place, why in found.items() if place >= first}
         for place, why in odd.items():
             self.rounds.leave_out(merges[place])
             self.refuse_contribution(merges[place].key, why)
@@ -216,7 +219,8 @@ class Federation:
 
     def oversized(self, key: Key, figures: Mapping[str, float]) -> str:
         """The gate's objection to a contribution; where most have one, this round is its first."""
-        problem, present = self.gate.objection(key.fragment, key.site, figures), self.rounds.round
+        present, num_taken = self.rounds.round, self.rounds.num_taken(key.fragment)
+        problem = self.gate.objection(key.fragment, key.site, figures, num_taken)
         if problem and present and present.fragment.index == key.fragment:
             if self.gate.is_warming(key.fragment) and not present.is_held:
                 present.is_held = True

@@ -40,11 +40,12 @@ _UNUSED = (
 ).split()
 
 
-_UNREADABLE = (
+UNREADABLE = (
     ValueError,
     TypeError,
     UnsupportedAlgorithm,
     x509.DuplicateExtension,
+    x509.InvalidVersion,
     x509.UnsupportedGeneralNameType,
 )
 """What the library raises at what others have made."""
@@ -82,7 +83,7 @@ def parse_request(data: bytes, what: str) -> x509.CertificateSigningRequest:
         elif not request.is_signature_valid:
             fault = "it is not signed by its own key"
         hosts_of(request)
-    except _UNREADABLE:
+    except UNREADABLE:
         fault = "it is damaged, or of another form than PEM"
     if fault:
         raise IdentityError(

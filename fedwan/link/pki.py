@@ -327,7 +327,7 @@ def _read(
         return parse(path.read_bytes())
     except FileNotFoundError:
         raise IdentityError(f"{path} is missing; restore it from a backup") from None
-    except (ValueError, TypeError):
+    except certificates.UNREADABLE:
         raise IdentityError(f"{path} cannot be read: {fault}") from None
 
 
@@ -337,7 +337,7 @@ def _read_if_good(path: Path, parse: Callable[[bytes], list[T]]) -> list[T]:
         return parse(path.read_bytes())
     except FileNotFoundError:
         return []
-    except ValueError:
+    except certificates.UNREADABLE:
         _log.warning("%s is damaged: put back what it had of other authorities, if anything", path)
         return []
 

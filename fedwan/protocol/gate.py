@@ -10,8 +10,9 @@ closes: none may be above k times their median. That takes three contributions. 
 sites that lie as long as they are fewer than half. What fits within the bound is not judged: a
 contribution of the right size in the wrong direction is a robust merge's affair.
 
-Where most sites are refused before any is merged, as when a learning rate rises again from near 0,
-it is not they that are odd: what was merged is forgotten, and they are compared as at first.
+Where most sites are refused, and hardly any is accepted, as when a learning rate rises again from
+near 0, it is not they that are odd: what was merged is forgotten, and they are compared as at
+first, with who was accepted.
 
 Whatever k is, no counter may be further above the global one than a round's steps can take it.
 Not locked.
@@ -58,8 +59,13 @@ class Gate:
         self._bounds: dict[str, float] = {}
         """Of those, where one was asked for since: medians of many sites' figures take long."""
 
-    def objection(self, fragment: int, site: str, figures: Mapping[str, float]) -> str:
-        """Why a site's contribution must not be merged; empty where it may."""
+    def objection(
+        self, fragment: int, site: str, figures: Mapping[str, float], num_taken: int = 0
+    ) -> str:
+        """Why a site's contribution must not be merged; empty where it may.
+
+        `num_taken` others were accepted since one was merged.
+        """
         for what, value in figures.items():
             key = f"{fragment}:{what}"
             merged = self._merged.get(key, ())
@@ -70,17 +76,17 @@ class Gate:
             bound = self._bounds[key]
             if value > bound:
                 median = statistics.median(merged)
-                self._note_refused(fragment, site)
+                self._note_refused(fragment, site, num_taken)
                 return (
                     f"{what} {value:.3g} is above {bound:.3g}, the most after a median of "
                     f"{median:.3g}; {_MENDS}"
                 )
         return ""
 
-    def _note_refused(self, fragment: int, site: str) -> None:
+    def _note_refused(self, fragment: int, site: str, num_taken: int) -> None:
         refused = self._refused.setdefault(fragment, set())
         refused.add(site)
-        if len(refused) >= self._most:
+        if len(refused) >= self._most and len(refused) > 2 * num_taken:
             for key in [key for key in self._merged if key.startswith(f"{fragment}:")]:
                 del self._merged[key]
                 self._bounds.pop(key, None)

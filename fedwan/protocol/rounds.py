@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from fedwan.errors import PayloadError
@@ -197,7 +198,9 @@ class Rounds(Generic[C, U]):
         if not (self.is_merged(key) or key in self._left or is_last or self.is_over):
             self._last_dropped[key.fragment, key.site] = key.version
             self.dropped += 1
-            self._paces.note(key.site, work)  # so that its next one is in time
+            with suppress(PayloadError):  # what no contribution can say is not believed
+                self.check(key, work)
+                self._paces.note(key.site, work)  # so that its next one is in time
 
     def arrive(self, key: Key, contribution: C, now_s: float) -> None:
         """A wanted contribution is whole and checked."""
@@ -208,6 +211,10 @@ class Rounds(Generic[C, U]):
         if present and not present.is_closed and present.fragment.index == fragment:
             if present.version == version:
                 present.last_s = now_s - present.began_s
+
+    def num_taken(self, fragment: int) -> int:
+        """How many contributions are whole, and wait for their update or are part of it."""
+        return len(self._whole[fragment])
 
     def is_merged(self, key: Key) -> bool:
         """Whether a site's contribution to a version, or to a later one, has been merged."""

@@ -338,6 +338,12 @@ def test_a_run_whose_records_are_lost_is_not_told_of_as_if_it_had_done_nothing(
     assert code == 2 and f"{out / name} was removed or emptied" in err
 
 
+def test_a_file_may_need_the_words_that_it_comes_with(tmp_path: Path) -> None:
+    (path := tmp_path / "my.yaml").write_text("round:\n  quorum: 5\n")
+    config = load_config(path, ["sites=6", f"out={tmp_path / 'run'}"], resume=False)
+    assert config.round.quorum == 5
+
+
 def test_a_complete_run_goes_back_to_no_version(done: Config) -> None:
     with pytest.raises(ConfigError, match="is complete, --from-version=1 would change nothing"):
         load_config(Path(done.out) / "config.yaml", [], resume=True, from_version=1)

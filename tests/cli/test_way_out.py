@@ -73,6 +73,10 @@ def test_no_option_writes_over_what_a_run_has_made(
     assert load_config(Path("config.yaml")).h
     for _ in range(2):  # its own it may replace
         assert fedwan("plan", *plan, "plan.json")[0] == 0
+    monkeypatch.chdir(tmp_path)  # a folder of the user's own, as of a project
+    Path("config.yaml").write_text("steps: 40\n")
+    for _ in range(2):
+        assert fedwan("sample", "run", "--num=1")[0] == 0
 
 
 def test_samples_are_made_on_a_gpu_where_there_is_one(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import stat
@@ -350,6 +351,12 @@ def test_who_has_a_damaged_certificate_is_revoked_by_its_file_s_name_or_it_is_to
     damaged.write_bytes(whole[:99])
     with pytest.raises(IdentityError, match=f"{damaged} cannot be read: it is damaged; .*revoke s"):
         authority.renew("s1")
+    body, at = whole.splitlines(), b"\xa0\x03\x02\x01"
+    der = base64.b64decode(b"".join(body[1:-1])).replace(at + b"\x02", at + b"\x07")
+    damaged.write_bytes(b"\n".join([body[0], base64.encodebytes(der).strip(), body[-1], b""]))
+    with pytest.raises(IdentityError, match="cannot be read: it is damaged"):  # a version of none
+        authority.renew("s1")
+    damaged.write_bytes(whole[:99])
     for name, serials in [("s1.old.crt", 1), ("s1.0.crt", 1), (f"s1.{'f' * 40}.crt", 1)]:
         nameless = damaged.rename(issued / name)
         with pytest.raises(IdentityError, match=f"is revoked but for {nameless}, which is damaged"):

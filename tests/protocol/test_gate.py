@@ -105,6 +105,10 @@ def test_where_most_sites_are_refused_together_they_are_compared_as_at_first() -
     assert gate.objection(0, "s2", {"g's norm": 1.0}) and gate.is_warming(0)
     assert not gate.objection(0, "s3", {"g's norm": 1.0})
     assert list(gate.odd_ones([{"g's norm": norm} for norm in (1.0, 1.2, 0.9, 1e6)])) == [3]
+    some = fed([1e-4] * 20, k=50.0)
+    for site in ("s1", "s2", "s3", "s4"):  # two were accepted in this round
+        assert some.objection(0, site, {"g's norm": 1.0}, 2)
+    assert not some.is_warming(0)
     few = fed([1e-4] * 20, k=50.0, sites=2)
     for _ in range(9):  # of two nobody knows which is odd
         assert few.objection(0, "s1", {"g's norm": 1.0})
