@@ -24,6 +24,7 @@ from fedwan.coordinator.snapshots import Snapshots
 from fedwan.coordinator.telling import Event, TellingLock
 from fedwan.errors import JOIN_FIRST, PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
+from fedwan.output.records import SPENT
 from fedwan.protocol.agreement import Agreement
 from fedwan.protocol.evaluation import Evaluation
 from fedwan.protocol.gate import Gate
@@ -73,7 +74,7 @@ class Federation:
         self.farewells: dict[str, wire.Farewell] = {}
         """The last of each site."""
         self.unmerged = Totals()
-        """Time and bytes of all farewells, which are part of no contribution."""
+        """Time and bytes of farewells, and of contributions that were dropped or refused."""
         self.shut_out: dict[str, str] = {}
         """Why a site is not there, as far as it is known."""
         self.rejected = 0
@@ -203,7 +204,7 @@ class Federation:
                 found.append(merge)
             except PayloadError as error:
                 self.rounds.leave_out(merge)
-                self.refuse_contribution(key, str(error))
+                self.refuse_contribution(key, str(error), merge.contribution.work)
         return found
 
     def _sift(self, merges: list[Merge[Contribution]]) -> list[Merge[Contribution]]:
@@ -214,7 +215,7 @@ class Federation:
         odd = {place - first: why for place, why in found.items() if place >= first}
         for place, why in odd.items():
             self.rounds.leave_out(merges[place])
-            self.refuse_contribution(merges[place].key, why)
+            self.refuse_contribution(merges[place].key, why, merges[place].contribution.work)
         return [merge for place, merge in enumerate(merges) if place not in odd]
 
     def oversized(self, key: Key, figures: Mapping[str, float]) -> str:
@@ -355,18 +356,23 @@ class Federation:
             self._rounds.expect(self.registry.awaited())
         self.changed.notify_all()
 
-    def refuse_contribution(self, key: Key, why: str) -> None:
+    def unmerge(self, work: wire.Work) -> dict[str, float]:
+        """Count time and bytes of what is part of no merged contribution; as an event tells."""
+        self.unmerged.add_work(work)
+        return {name: getattr(work, name) for name in SPENT}
+
+    def refuse_contribution(self, key: Key, why: str, work: wire.Work) -> None:
         """Count it, and tell of it."""
         site, present = key.site, self.rounds.round
         # What one overflow has spoilt of fragments that travel at the same time is one try.
         if present is None or present.fragment.index == key.fragment:
             self.rounds.refused[site] += 1
         self.last_refusal = f"contribution of {site} refused: {why}"
-        self._refuse(site, self.last_refusal)
+        self._refuse(site, self.last_refusal, **self.unmerge(work))
 
-    def _refuse(self, site: str, text: str) -> None:
+    def _refuse(self, site: str, text: str, **spent: float) -> None:
         with self.changed:
             self.rejected += 1
             told = self._refusals[site].tell(shown(text, LONGEST_FAILURE), time.monotonic())
         if told:
-            self.event("rejected", site or None, told)
+            self.event("rejected", site or None, told, **spent)

@@ -15,7 +15,8 @@ from fedwan.output.records import SPENT
 from fedwan.protocol.registry import DECIDED, Verb
 
 _VERBS: dict[str, Verb] = {event: verb for verb, event in DECIDED.items()}
-_EVENTS = (*_VERBS, "join", "rejoin", "leave", "checkpoint", "resume", "warning")
+_UNMERGED = ("leave", "late", "rejected")
+_EVENTS = (*_VERBS, *_UNMERGED, "join", "rejoin", "checkpoint", "resume", "warning")
 
 
 @dataclass
@@ -59,7 +60,8 @@ class Past:
             case "join" | "rejoin" as event:
                 self.rejoins += event == "rejoin"
                 self.joined[row["site"]] = len(self.decided)
-            case "leave" if row.keys() >= {*SPENT}:  # else it was drained, and says farewell yet
+            # Who is drained says farewell yet.
+            case event if event in _UNMERGED and row.keys() >= {*SPENT}:
                 self.unmerged.add_work(wire.Work(**{name: row[name] for name in SPENT}))
             case "checkpoint":
                 self.saved = list(row["versions"])

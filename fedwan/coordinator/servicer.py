@@ -25,7 +25,6 @@ from fedwan.errors import JOIN_FIRST, PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Proof, Signals
 from fedwan.link.buffer import Buffer, FileBuffer, UploadReception
-from fedwan.output.records import SPENT
 from fedwan.protocol.agreement import Claim
 from fedwan.protocol.evidence import statement_of
 from fedwan.protocol.gate import overcounted
@@ -213,10 +212,8 @@ class Servicer(Federation):
             entry.has_left = True
             self._snapshots.clear(site)
             self.farewells[site] = farewell
-            self.unmerged.add_work(farewell.work)
             text = f"{site} left: {farewell.error}" if farewell.error else f"{site} finished"
-            spent = {name: getattr(farewell.work, name) for name in SPENT}
-            self.event("leave", site, text, **spent)
+            self.event("leave", site, text, **self.unmerge(farewell.work))
             self.changed.notify_all()
 
     # Uploads -------------------------------------------------------------------------------
@@ -342,9 +339,11 @@ class Servicer(Federation):
         settled = self.rounds.settled(upload.key)
         if settled != "stale":
             return _ACCEPTED if settled else None
-        self.rounds.note_dropped(upload.key, work)
         fragment, version, site = upload.key
         present = self.rounds.versions[fragment]
+        if self.rounds.note_dropped(upload.key, work):
+            late = f"{site}'s contribution to version {version} is dropped, it came at {present}"
+            self.event("late", site, late, **self.unmerge(work))
         text = f"version {version} is not wanted, the present one is {present}"
         step = self.rounds.others_step(time.monotonic(), site)
         return wire.Receipt(status=wire.Receipt.STALE, text=text, others_step=step)
@@ -360,7 +359,7 @@ class Servicer(Federation):
         self.intake.close(upload)
         if self._last_refused.get((key.site, key.fragment)) != mark:
             self._last_refused[key.site, key.fragment] = mark
-            self.refuse_contribution(key, text)
+            self.refuse_contribution(key, text, header.work)
         return wire.Receipt(status=wire.Receipt.REJECTED, text=text)
 
     def refuse(self, site: str, text: str) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from fedwan.errors import PayloadError
@@ -192,15 +191,22 @@ class Rounds(Generic[C, U]):
         self._times[fragment].announce(version, site, now_s)
         self.updates.note_holder(fragment, version, site, self.awaited)
 
-    def note_dropped(self, key: Key, work: wire.Work) -> None:
-        """Count a contribution that is too late, once: it may come in stripes, or again."""
+    def note_dropped(self, key: Key, work: wire.Work) -> bool:
+        """Count a contribution that is too late, once: it may come in stripes, or again.
+
+        Whether it was counted now, and says what a contribution can say.
+        """
         is_last = self._last_dropped.get((key.fragment, key.site)) == key.version
-        if not (self.is_merged(key) or key in self._left or is_last or self.is_over):
-            self._last_dropped[key.fragment, key.site] = key.version
-            self.dropped += 1
-            with suppress(PayloadError):  # what no contribution can say is not believed
-                self.check(key, work)
-                self._paces.note(key.site, work)  # so that its next one is in time
+        if self.is_merged(key) or key in self._left or is_last or self.is_over:
+            return False
+        self._last_dropped[key.fragment, key.site] = key.version
+        self.dropped += 1
+        try:
+            self.check(key, work)
+        except PayloadError:
+            return False
+        self._paces.note(key.site, work)  # so that its next one is in time
+        return True
 
     def arrive(self, key: Key, contribution: C, now_s: float) -> None:
         """A wanted contribution is whole and checked."""

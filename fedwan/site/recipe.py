@@ -118,7 +118,7 @@ def train(
                 batch = next(loader)
                 site.log(**workload.step(batch, rng, site.reduce))
                 with site.meter.waiting():
-                    site.meter.figures |= figures.after_step(batch)
+                    site.meter.figures |= figures.after_step(batch, step + 1)
         return site.global_sha256
     finally:
         loader.close()

@@ -71,31 +71,33 @@ class Vitals:
         self._shard = shard
         self._num = min(max(batch, FEWEST_EXAMINED), MOST_EXAMINED)
         self._every = h * -(-EVERY * -(-self._num // batch) // h)
-        self._steps = 0
         self._seed = (seed, site)
         self._some: Any = None
         self._shard_figures: Mapping[str, Tensor] = {}
         self._has_failed = False
 
-    def after_step(self, batch: Any) -> dict[str, Tensor]:
-        """Scalars by name, if it is time for a look at the batch of the step; else none."""
-        self._steps += 1
-        if self._steps % self._every or self._has_failed:
+    def after_step(self, batch: Any, step: int) -> dict[str, Tensor]:
+        """Scalars by name, if it is time for a look at the batch of a step; else none.
+
+        All sites look after the same ones, whenever their processes began: figures are compared.
+        """
+        if step % self._every or self._has_failed:
             return {}
         try:
             with torch.no_grad():
-                return {name: value.reshape(()) for name, value in self._look(batch).items()}
+                look = self._look(batch, step)
+                return {name: value.reshape(()) for name, value in look.items()}
         except Exception:
             # A figure that cannot be had, as of a workload's own `examine`, must not end a run.
             self._has_failed = True
             log.warning("no figures for the doctor from now on; training goes on", exc_info=True)
             return {}
 
-    def _look(self, batch: Any) -> dict[str, Tensor]:
+    def _look(self, batch: Any, step: int) -> dict[str, Tensor]:
         if self._some is None:
             self._draw()
         x = first_leaf(batch)
-        own = self._examine(self._some, x.device)
+        own = self._examine(self._some, x.device, step)
         return {**self._shard_figures, **data_figures(x), **self._optimizers(), **own}
 
     def _draw(self) -> None:
@@ -125,12 +127,12 @@ class Vitals:
                 figures[f"gradient/{network}"] = torch.linalg.vector_norm(norms)
         return figures
 
-    def _examine(self, some: Any, device: torch.device) -> dict[str, Tensor]:
+    def _examine(self, some: Any, device: torch.device, step: int) -> dict[str, Tensor]:
         examine, held_out = getattr(self._workload, "examine", None), self._shard.held_out
         is_known = isinstance(held_out, Batch) and len(held_out.y) > 0
         if examine is None or not is_known:
             return {}
-        seed = derive_seed(*self._seed, "examine", self._steps)
+        seed = derive_seed(*self._seed, "examine", step)
         alike = _alike(some, held_out, self._num, torch.Generator().manual_seed(seed))
         told = [self._shard.tell(part) for part in alike]
         parts = [Batch(part.x.to(device), part.y.to(device)) for part in told]

@@ -132,7 +132,7 @@ class Privacy(Spending):
         self.add_noise(sums, 1.0, self.steps, self._start)
         return [total / self._batch for total in sums]
 
-    def after_step(self, _: Any) -> dict[str, Tensor]:
+    def after_step(self, _: Any, __: int) -> dict[str, Tensor]:
         """What the next contribution says of it, in place of `fedwan.site.vitals`."""
         return {EPSILON: torch.tensor(self.epsilon(), dtype=torch.float64)}
 

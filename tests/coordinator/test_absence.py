@@ -144,6 +144,11 @@ def test_a_late_contribution_is_in_the_next_update_or_dropped_and_counted(
         assert totals.late == len(late) + sum(by > 0 for _, by in merged) and not totals.dropped
     else:
         assert not late and totals.late == 0 < totals.dropped
+        assert ran.events("late")
+    # What was dropped has cost time and bytes, too; each is told once.
+    for name in ("compute_s", "bytes_up", "bytes_down"):
+        told = sum(row.get(name, 0) for row in ran.result.records)
+        assert getattr(totals, name) == pytest.approx(told)
 
 
 def test_below_its_quorum_a_run_stops_with_a_checkpoint_and_says_whom_it_misses(

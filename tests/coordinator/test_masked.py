@@ -294,13 +294,15 @@ def test_what_came_before_its_weights_were_known_is_compared_with_them_later() -
         bundle = wire.MaskBundle(epoch=masking.epoch, basis=masking.basis(0, 4, weights))
         bundle.sealed[:], bundle.hashes[:] = [bytes(76)] * 3, [hash_of(b"")] * 3
         merges.append(
-            SimpleNamespace(key=Key(0, 4, site), contribution=SimpleNamespace(bundle=bundle))
+            SimpleNamespace(
+                key=Key(0, 4, site), contribution=SimpleNamespace(bundle=bundle, work=wire.Work())
+            )
         )
     hub: Any = SimpleNamespace(
         masking=masking,
         model=SimpleNamespace(known_hash=lambda *_: "right"),
         rounds=SimpleNamespace(leave_out=left_out.append),
-        refuse_contribution=lambda key, why: refused.append((key.site, why)),
+        refuse_contribution=lambda key, why, work: refused.append((key.site, why)),
     )
     assert Federation._of_present_weights(hub, merges) == [merges[0], merges[2]]  # type: ignore[arg-type]
     assert left_out == [merges[1]]

@@ -44,7 +44,7 @@ def look(workload: TinyWorkload, h: int, steps: int, batch_size: int = 16) -> li
     shard = tiny_shard(0)
     one = Vitals(workload, shard, h, batch_size, 0, "s1")
     batch = Batch(shard.train.batch.x[:batch_size], shard.train.batch.y[:batch_size])
-    return [step for step in range(1, steps + 1) if one.after_step(batch)]
+    return [step for step in range(1, steps + 1) if one.after_step(batch, step)]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_rates_gradients_and_the_workloads_own_figures_are_told() -> None:
     one = Vitals(workload, shard, 16, 16, 0, "s1")
     batch = Batch(shard.train.batch.x[:4], shard.train.batch.y[:4])
     workload.step(batch, NamedGenerators(0, "s1"), keep_local)
-    (figures,) = [found for _ in range(16) if (found := one.after_step(batch))]
+    (figures,) = [found for step in range(16) if (found := one.after_step(batch, step + 1))]
     assert float(figures["lr/net"]) == pytest.approx(ADAM.lr)
     gradients = [p.grad for p in workload.networks["net"].parameters() if p.grad is not None]
     expected = torch.cat([gradient.flatten() for gradient in gradients]).norm()
@@ -96,8 +96,8 @@ def test_held_out_samples_are_of_the_training_samples_classes() -> None:
     )
     workload = Examined()
     one = Vitals(workload, shard, 16, 16, 0, "s1")
-    for _ in range(16):
-        one.after_step(shard.train.batch)
+    for step in range(16):
+        one.after_step(shard.train.batch, step + 1)
     ((train, held_out, _),) = workload.seen
     assert torch.equal(train.y, held_out.y) and set(held_out.y.tolist()) <= {0, 1, 2}
 
@@ -121,7 +121,7 @@ def told(shard: Shard, seed: int = 0) -> float:
     workload = TinyWorkload({"net": ADAM})
     some = shard.drawn(2, 0)
     look = Vitals(workload, shard, 1, 16, seed, "s1")
-    (figures,) = [found for _ in range(16) if (found := look.after_step(some))]
+    (figures,) = [found for step in range(16) if (found := look.after_step(some, step + 1))]
     assert float(figures["shard/samples"]) == shard.num_samples
     return float(figures["shard/distinct"])
 
