@@ -46,7 +46,7 @@ class Updates(Generic[U]):
 
     def note_holder(self, fragment: int, version: int, site: str, awaited: Collection[str]) -> None:
         """A site has an update; once all that are awaited do, its memory is free to go."""
-        if version in self._held[fragment]:
+        if version == next(reversed(self._held[fragment]), None):
             self._holders[fragment].add(site)
             if not self.keeps_past and self._holders[fragment].issuperset(awaited):
                 del self._held[fragment][version]
