@@ -16,6 +16,7 @@ from fedwan.protocol.registry import DECIDED, Verb
 
 _VERBS: dict[str, Verb] = {event: verb for verb, event in DECIDED.items()}
 _UNMERGED = ("leave", "late", "rejected")
+"""What may tell of time and bytes that are part of no merged contribution."""
 _EVENTS = (*_VERBS, *_UNMERGED, "join", "rejoin", "checkpoint", "resume", "warning")
 
 

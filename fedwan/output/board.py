@@ -26,8 +26,6 @@ from fedwan.output.units import bytes_text, number_text
 _DECIDED = {"drained": "draining", "ejected": "ejected", "admitted": "admitted"}
 _STATES = {"join": "training", "rejoin": "training", "back": "training"}
 _STATES |= {"lost": "silent", **_DECIDED}
-_UNMERGED = ("leave", "late", "rejected")
-"""What tells of time and bytes that are part of no merged contribution."""
 _NEWS = {"failed", "lost", "back", "rejoin", "rejected", "paused", "warning", "resume", "finding"}
 _NEWS |= _DECIDED.keys()
 ABSENT = {"expected": "not here yet", "silent": "silent"}
@@ -110,18 +108,16 @@ class SiteRow:
         self.spend(vars(record))
 
     def move(self, event: EventRecord) -> None:
-        """Be in the state that an event tells of."""
+        """Be in the state that an event tells of, and account for what it says was spent."""
+        self.spend(event.details)
         if event.event == "measuring" and self.state == "training":
             self.state, self.since = "measuring", event.t
         elif event.event == "rejected" and self.state == "measuring":  # what it has measured
             self.state, self.since = "training", event.t
-        if event.event in ("late", "rejected"):
-            self.spend(event.details)
         elif event.event in (*_STATES, "leave"):
             left = "drained" if self.state in ("draining", "drained") else "left"
             self.state = _STATES.get(event.event, left)
             self.since = event.details.get("heard", event.t)
-            self.spend(event.details)
 
     def spend(self, spent: Mapping[str, Any]) -> None:
         """Account for time and bytes, where they are told."""
@@ -184,7 +180,7 @@ class Board:
                 self.fd_untrained = None  # it was one site's, and what follows is of all of them
         elif record.t >= self._since or record.event in _DECIDED:
             self._take_event(record)
-        elif record.event in _UNMERGED and record.site in self.sites:
+        elif record.site in self.sites:
             self.sites[record.site].spend(record.details)
 
     def _take_event(self, record: EventRecord) -> None:
