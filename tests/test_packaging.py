@@ -21,6 +21,7 @@ import pytest
 
 import fedwan
 from fedwan.flower.bundle import build_fab
+from fedwan.rng import derive_seed
 from tests.flower.fleet import listening
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -113,6 +114,31 @@ def installed(wheel: Path, tmp_path: Path) -> Path:
     return python
 
 
+_DRAW = """
+import sys, torch
+from safetensors.torch import load_file
+from torch import nn
+
+class LeakyTanh(nn.Module):
+    def forward(self, h):
+        return h.tanh() + 0.01 * h
+
+main = nn.Sequential(
+    nn.Linear(16, 768), nn.Unflatten(1, (48, 4, 4)), nn.LeakyReLU(0.2),
+    nn.Conv2d(48, 48, 3, padding=1), nn.LeakyReLU(0.2), nn.Upsample(scale_factor=2),
+    nn.Conv2d(48, 24, 3, padding=1), nn.LeakyReLU(0.2),
+    nn.Conv2d(24, 1, 3, padding=1), LeakyTanh(),
+)
+generator = nn.ModuleDict({"main": main})
+generator.load_state_dict(load_file("weights/generator.safetensors"))
+latents = torch.randn(4, 16, generator=torch.Generator().manual_seed(int(sys.argv[1])))
+with torch.no_grad():
+    torch.save(main(latents).clamp(-1, 1), "drawn.pt")
+assert "fedwan" not in sys.modules
+"""
+"""Draws the demo's pictures with nothing of fedwan, as `sample` with that seed draws them."""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_installed_fedwan_trains_samples_and_exports_in_an_empty_folder(
@@ -151,4 +177,11 @@ def test_an_installed_fedwan_trains_samples_and_exports_in_an_empty_folder(
     run(*fedwan_words, "sample", "runs/demo", "--num=4", "--seed=3", "--out=x.png")
     assert (folder / "x.png").stat().st_size > 1000
     run(*fedwan_words, "export", "runs/demo", "--to", "safetensors", "weights")
-    assert (folder / "weights" / "generator.safetensors").is_file()
+    (folder / "draw.py").write_text(_DRAW)
+    run("draw.py", str(derive_seed(3, "sample")))
+    own = "fedwan.load('runs/demo').workload().sample(4, 3)"
+    run("-c", f"import fedwan, torch; assert torch.equal(torch.load('drawn.pt'), {own})")
+    run(*fedwan_words, "new", "mine")
+    folder = folder / "mine"
+    assert "1 passed" in run("-m", "pytest", "-q")
+    run("train.py")
