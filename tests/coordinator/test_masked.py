@@ -24,41 +24,15 @@ from fedwan.link.tls import Identity
 from fedwan.protocol.registry import Registry
 from fedwan.protocol.round import Key
 from fedwan.protocol.unmasking import hash_of
-from fedwan.simulation import Absence
 from fedwan.site.masker import Masker
-from tests.planes import Bench, Wires, header_of, layout_of_size, payload_of
-from tests.support import GAN, NET, DyingLink, Stopped, run_tiny, tiny_config
+from tests.planes import Bench, header_of, layout_of_size, payload_of
+from tests.support import GAN, NET, Stopped, run_tiny, tiny_config
 
 
 def config_of(strategy: str = "diloco", **sections: Any) -> Config:
     sections.setdefault("codec", {"up": "masked6"})
     sections = {"steps": 24} | sections
     return tiny_config(strategy, sites=3, **sections)
-
-
-@pytest.mark.slow
-def test_all_sites_end_on_the_same_weights_and_so_does_a_run_that_was_resumed(
-    tmp_path: Path,
-) -> None:
-    config = config_of()
-    whole_run = run_tiny(tmp_path / "a", config)
-    (sha256,) = whole_run.hashes
-    rows = whole_run.rounds()
-    assert len(rows) == 36 and not any(row["cosines"] or row["norms"] for row in rows)
-
-    config.checkpoint.every = 1
-    with pytest.raises(Stopped):
-        run_tiny(
-            tmp_path / "b",
-            config,
-            wrap=lambda name, link: DyingLink(link, 5) if name == "s2" else link,
-        )
-    again = run_tiny(tmp_path / "b", config, resume=True)
-    assert again.hashes == {sha256}
-    exact = run_tiny(tmp_path / "c", config_of(codec={"up": "fp32"}))
-    distance = sum(float((exact.state[n] - v).square().sum()) for n, v in whole_run.state.items())
-    length = sum(float(v.square().sum()) for v in exact.state.values())
-    assert distance < 1e-3 * length
 
 
 @pytest.mark.slow
@@ -118,19 +92,6 @@ def test_all_sums_of_a_network_that_travels_more_often_outlive_the_coordinator(
     assert len(run_tiny(tmp_path, config, resume=True).hashes) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["streaming_diloco", "local_sgd"])
-def test_a_round_does_without_a_site_that_is_gone(tmp_path: Path, strategy: str) -> None:
-    h = 4 if strategy == "streaming_diloco" else 2
-    cut = {"stream": {"fragments": 2, "tau": 1}} if h == 4 else {}
-    rounds = {"quorum": 2, "patience_s": 60}
-    config = config_of(strategy, h=h, steps=20 * h, round=rounds, **cut)
-    ran = run_tiny(tmp_path, config, absences={"s2": Absence(1 / 3, 2 / 3)})
-    assert len(ran.hashes) == 1
-    of_each = [len(ran.rounds(site)) for site in ("s1", "s2", "s3")]
-    assert min(of_each) > 0 and sum(of_each) < 3 * 20 * (2 if cut else 1)
-
-
 def test_a_contribution_whose_masks_would_not_come_off_is_refused() -> None:
     names = ["s1", "s2", "s3"]
     masking = Masking("run", names, 2)
@@ -179,17 +140,6 @@ def test_keys_that_would_end_other_sites_are_refused(
     both = [(folder / "s1" / "ca.crt").read_bytes() for folder in (identities, foreign_identities)]
     (own / "ca.crt").write_bytes(b"".join(both))  # a second authority takes over, in mid-run
     assert not masking.objection("s1", foreign) and not masking.objection("s1", good)
-
-
-@pytest.mark.slow
-def test_over_real_connections_a_run_under_masks_ends_on_the_same_bits(
-    tmp_path: Path, identities: Path
-) -> None:
-    config = config_of("streaming_diloco", h=4, stream={"fragments": 2, "tau": 1})
-    with Wires(identities) as wires:
-        ran = run_tiny(tmp_path / "wire", config, wrap=wires.wrap)
-    (sha256,) = ran.hashes
-    assert run_tiny(tmp_path / "loop", config).hashes == {sha256}
 
 
 def test_an_operator_cannot_let_go_of_a_site_whose_shares_are_needed() -> None:

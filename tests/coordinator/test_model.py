@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-import safetensors.torch
 import torch
-from torch import Tensor
 
 from fedwan.codecs import fp32
 from fedwan.config import Config, DataConfig, InnerConfig
-from fedwan.coordinator import members
 from fedwan.coordinator.model import (
     CHECKPOINT,
     PREVIOUS,
@@ -27,11 +23,10 @@ from fedwan.coordinator.model import (
     update_ema,
 )
 from fedwan.coordinator.run import CoordinatedRun
-from fedwan.errors import CheckpointError, ConfigError, FedwanError, SiteEjected, UserError
+from fedwan.errors import CheckpointError, ConfigError, FedwanError, UserError
 from fedwan.fragments import strided
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.base import Delivery, Link
-from fedwan.site.site import Membership
+from fedwan.link.base import Delivery
 from fedwan.state import (
     Layout,
     Role,
@@ -48,17 +43,13 @@ from strategies import diloco, local_sgd, sync
 from tests.support import (
     ADAM,
     DyingLink,
-    RewritingLink,
     Stopped,
-    TinyWorkload,
     WrappedLink,
     build_strategy,
-    killed_after,
     random_state,
     run_tiny,
     same_bits,
     spec,
-    take_part,
     tiny_config,
 )
 
@@ -201,14 +192,6 @@ def test_the_average_goes_on_from_where_a_snapshot_was_taken() -> None:
         advance(watched, range(seed, seed + 1))
         advance(plain, range(seed, seed + 1))
     assert same_bits(watched.ema, plain.ema)
-
-
-def test_the_outer_snapshot_is_the_optimisers_state() -> None:
-    model = make_model(strategy_of("sync"))
-    advance(model, range(1, 3))
-    payload, version = model.snapshot(Kinds.OUTER)
-    flat = safetensors.torch.load(bytes(payload.read(0, payload.num_bytes)))
-    assert version == (2,) and float(flat["generator:step|generator/w"]) == 2.0
 
 
 # Checkpoints -------------------------------------------------------------------------------------
@@ -404,37 +387,3 @@ def test_a_run_goes_back_to_a_checkpoint_that_is_kept(tmp_path: Path) -> None:
     loaded = GlobalModel.load(out / "checkpoint", diloco.build(config), config)
     loaded.save(out / "checkpoint", meta)  # nor is it where another process wrote the first
     assert read_tensors_meta(path)["versions"] == kept
-
-
-def test_a_run_goes_back_to_before_a_site_lied_and_ends_as_if_it_had_been_put_out_then(
-    tmp_path: Path,
-) -> None:
-    config = tiny_config(sites=3, steps=16, h=2, round={"gate": 0.0}, checkpoint={"every": 2})
-    after = CoordinatedRun._after_version
-
-    def part(member: Membership, workload: TinyWorkload) -> None:
-        with suppress(SiteEjected):
-            take_part(member, workload)
-
-    def lying(name: str, link: Link) -> Link:
-        def change(header: wire.UploadHeader, _: str, value: Tensor, role: Role) -> Tensor:
-            return -9 * value if header.version >= 2 and role is Role.PARAMETER else value
-
-        return RewritingLink(link, change) if name == "s3" else link  # type: ignore[return-value]
-
-    def ejecting(version: int) -> Any:
-        def eject(run: CoordinatedRun, model: GlobalModel, before: int) -> None:
-            after(run, model, before)
-            if model.version == version:
-                members.answer(run, {"ask": "eject", "site": "s3"})
-
-        return patch.object(CoordinatedRun, "_after_version", eject)
-
-    with ejecting(2):
-        honest = run_tiny(tmp_path / "a", config, part=part)
-    with ejecting(4), killed_after(4):
-        run_tiny(tmp_path / "b", config, part=part, wrap=lying)
-    go_back(tmp_path / "b" / "checkpoint", 2)
-    ran = run_tiny(tmp_path / "b", config, part=part, wrap=lying, resume=True)
-    assert {row["site"] for row in ran.rounds()} == {"s1", "s2"}
-    assert hash_state(ran.state) == hash_state(honest.state)

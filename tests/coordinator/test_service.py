@@ -50,32 +50,6 @@ def test_a_site_that_ends_with_other_weights_is_a_finding_of_the_doctor(tmp_path
     assert found.version > 0 and "it ended with weights 000000000000" in found.why
 
 
-@pytest.mark.slow
-def test_a_run_over_mutual_tls_gives_the_same_bits_though_connections_break(
-    tmp_path: Path, identities: Path
-) -> None:
-    config = tiny_config(h=3, steps=60)
-    expected = run_tiny(tmp_path / "a", config).hashes
-    is_over = threading.Event()
-    with Wires(identities, "s2") as wires:
-
-        def sabotage() -> None:
-            while not is_over.wait(0.2):
-                if wires.proxy and wires.proxy.num_cuts < 4:
-                    wires.proxy.cut()
-
-        saboteur = in_thread(sabotage)
-        try:
-            ran = run_tiny(tmp_path / "b", config, wrap=wires.wrap)
-        finally:
-            is_over.set()
-            saboteur()
-    assert ran.hashes == expected and len(expected) == 1
-    totals = ran.result.totals
-    assert (totals.contributions, totals.rejoins, totals.rejected) == (40, 0, 0)
-    assert wires.proxy is not None and wires.proxy.num_cuts >= 1
-
-
 @contextmanager
 def coordinator(
     folder: Path, config: Config, identities: Path, port: int, resume: bool

@@ -19,7 +19,6 @@ from fedwan.coordinator.snapshots import MOST
 from fedwan.errors import PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
-from fedwan.state import hash_hashes
 from tests.planes import (
     RUN,
     Bench,
@@ -125,18 +124,6 @@ def test_a_site_that_is_a_version_behind_keeps_its_weights_or_others_are_told(
         assert [event for event, _, _ in bench.events].count("warning") == 1
 
 
-def test_a_site_that_has_the_present_weights_is_sent_none(bench: Bench) -> None:
-    model = bench.set_model()
-    sha256 = hash_hashes([model.hash_of(model.fragments[0])])
-    for held, is_held in ((sha256, True), ("0" * 64, False), ("", False)):
-        request = wire.DownloadRequest(
-            run_id=RUN, kind=wire.DownloadRequest.GLOBAL, held_sha256=held
-        )
-        header, payload = bench.hub.download("s1", request)
-        assert (header.status == wire.DownloadHeader.HELD) is is_held
-        assert (payload is None) is is_held and list(header.versions) == [0]
-
-
 @pytest.mark.parametrize(
     ("held", "status"),
     [([0], "BEHIND"), ([1], "READY"), ([2], "READY"), ([0, 0], "READY"), ([1 << 53], "READY")],
@@ -161,19 +148,6 @@ def test_versions_that_no_run_reaches_are_refused(bench: Bench) -> None:
 
 
 # Uploads ---------------------------------------------------------------------------------------
-
-
-def test_the_same_contribution_twice_is_one(bench: Bench) -> None:
-    payload = payload_of(1.0, bench.layout)
-    header = prepared(payload)
-    assert upload(bench, header, payload).status == wire.Receipt.ACCEPTED
-    first = bench.contribution("s1")
-    bench.hub.join("s1", bench.hello("s1", "second"))
-    for session, again in (("second", payload), ("second", payload_of(2.0, bench.layout))):
-        receipt = bench.hub.open_upload("s1", prepared(again, session))
-        assert isinstance(receipt, wire.Receipt) and receipt.status == wire.Receipt.ACCEPTED
-    assert bench.hub.close_stripe("s1", header).status == wire.Receipt.ACCEPTED
-    assert bench.contribution("s1") is first
 
 
 @pytest.mark.parametrize("written", [3, 4])  # the last: whole, its own stripe still to be closed

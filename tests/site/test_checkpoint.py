@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedwan.errors import CheckpointError, SessionLost, UserError
+from fedwan.errors import SessionLost, UserError
 from fedwan.fragments import whole
 from fedwan.rng import NamedGenerators
 from fedwan.site import checkpoint
@@ -40,35 +40,6 @@ class Site:
         owed = {"net/owed": torch.tensor([1.5])}
         residual = {"net/owed": torch.tensor([0.5])}
         self.checkpoints.save(version, durable, Ledger(residual, owed, Work(3, 12), (7,)))
-
-
-@pytest.mark.parametrize("is_beside", [False, True])
-def test_a_site_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
-    is_beside: bool, tmp_path: Path
-) -> None:
-    first = Site(tmp_path, is_beside=is_beside)
-    first.train(1)
-    first.save(1)
-    first.train(2)
-    first.save(2)  # beside the steps into the memory of the first
-    torch_draw = torch.rand(3)
-    first.train(4)
-    first.checkpoints.settle()
-
-    second = Site(tmp_path)
-    restored = second.checkpoints.load(2, with_model=True, is_start=False)
-    assert torch.equal(torch.rand(3), torch_draw)
-    second.train(4)
-    assert same_bits(second.replica.live, first.replica.live)
-    assert same_bits(second.replica.inner.state(), first.replica.inner.state())
-    assert restored.residual["net/owed"].tolist() == [0.5]
-    assert restored.owed["net/owed"].tolist() == [1.5]
-    assert (restored.work, restored.versions) == (Work(3, 12), (7,))
-
-    third = Site(tmp_path)
-    before = {name: value.clone() for name, value in third.replica.live.items()}
-    third.checkpoints.load(2, with_model=False, is_start=False)
-    assert same_bits(third.replica.live, before) and third.replica.inner.state()
 
 
 def test_what_a_script_keeps_of_the_networks_does_not_take_the_place_of_the_coordinator_s(
@@ -163,19 +134,6 @@ def test_what_a_site_goes_on_with_after_a_refusal_is_kept_until_its_version_is_m
     path.write_bytes(path.read_bytes()[:-10])
     third = Site(tmp_path)  # version 1 alone would be other data and optimisers
     assert not third.checkpoints.versions() and not third.checkpoints.starts()
-
-
-def test_a_file_half_written_is_no_checkpoint(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    site.train(1)
-    (tmp_path / "site-00000009.safetensors.tmp").write_bytes(b"half")
-    (tmp_path / ".site-00000008.safetensors.1.tmp").write_bytes(b"half")
-    assert site.checkpoints.versions() == []
-    site.save(1)
-    path = tmp_path / "site-00000001.safetensors"
-    path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(CheckpointError, match="site-00000001"):
-        site.checkpoints.load(1, with_model=True, is_start=False)
 
 
 def test_global_weights_of_the_last_two_versions_are_kept_and_damaged_ones_are_none(
