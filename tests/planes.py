@@ -35,10 +35,10 @@ from fedwan.link.tls import Identity, now
 from fedwan.protocol.agreement import Agreement, Claim
 from fedwan.protocol.policy import RoundPolicy
 from fedwan.protocol.registry import Registry
-from fedwan.state import Layout, Role, State, TensorSpec, hash_state, layout_to_json
+from fedwan.state import Layout, State, hash_state, layout_to_json
 from fedwan.strategy import Strategy
 from tests.proxies import FlakyProxy, flaky_proxy
-from tests.support import hub_of
+from tests.support import encoded, hub_of, random_state, spec
 from tests.support import read_all as read_all  # for tests of the link
 
 RUN = "run-1"
@@ -47,18 +47,15 @@ LINK = LinkConfig()
 
 
 def layout_of_size(num_values: int) -> Layout:
-    return {"net/w": TensorSpec((num_values,), torch.float32, Role.PARAMETER)}
+    return {"net/w": spec((num_values,))}
 
 
 def payload_of(value: float, layout: Layout) -> Payload:
-    (spec,) = layout.values()
-    return fp32().encode({"net/w": torch.full(spec.shape, value)}, {}, layout)[0]
+    return encoded({"net/w": torch.full(layout["net/w"].shape, value)}, layout)
 
 
 def random_payload(seed: int, layout: Layout) -> Payload:
-    (spec,) = layout.values()
-    values = torch.randn(spec.shape, generator=torch.Generator().manual_seed(seed))
-    return fp32().encode({"net/w": values}, {}, layout)[0]
+    return encoded(random_state(seed, layout), layout)
 
 
 class Bench:
@@ -94,9 +91,11 @@ class Bench:
         self.events.append(event)
         self.details.append(details)
 
+    def _zeros(self) -> State:
+        return {"net/w": torch.zeros(self.layout["net/w"].shape)}
+
     def set_model(self) -> GlobalModel:
-        (spec,) = self.layout.values()
-        model = GlobalModel({"net/w": torch.zeros(spec.shape)}, self.layout, self.strategy, 1e3)
+        model = GlobalModel(self._zeros(), self.layout, self.strategy, 1e3)
         self.hub.set_model(model)
         return model
 
@@ -117,17 +116,7 @@ class Bench:
         return site in self.registry.live(time.monotonic())
 
     def hello(self, site: str, session: str = "") -> wire.Hello:
-        (spec,) = self.layout.values()
-        state: State = {"net/w": torch.zeros(spec.shape)}
-        return wire.Hello(
-            run_id=RUN,
-            protocol=PROTOCOL,
-            site=site,
-            session=session or f"{site}-first",
-            layout_json=layout_to_json(self.layout),
-            initial_sha256=hash_state(state),
-            frozen_sha256=hash_state({}),
-        )
+        return hello_of(site, session or f"{site}-first", self.layout, hash_state(self._zeros()))
 
     def contribution(self, site: str, version: int = 0) -> Contribution | None:
         with self.hub.changed:
@@ -140,6 +129,18 @@ class Bench:
         (tensor,) = fp32().decode(contribution.payload, self.layout).values()
         assert bool((tensor == tensor[0]).all())
         return float(tensor[0])
+
+
+def hello_of(site: str, session: str, layout: Layout, initial_sha256: str) -> wire.Hello:
+    return wire.Hello(
+        run_id=RUN,
+        protocol=PROTOCOL,
+        site=site,
+        session=session,
+        layout_json=layout_to_json(layout),
+        initial_sha256=initial_sha256,
+        frozen_sha256=hash_state({}),
+    )
 
 
 def header_of(payload: Payload, version: int = 0, samples: int = 4) -> wire.UploadHeader:
@@ -223,13 +224,12 @@ def carry(bench: Bench, link: GrpcLink, way: str, payload: Payload) -> bytes:
 
 
 class Wires(ExitStack):
-    """Real links to a simulated run's coordinator, one of them through a proxy."""
+    """Real links to a simulated run's coordinator."""
 
-    def __init__(self, identities: Path, proxied: str = "") -> None:
+    def __init__(self, identities: Path) -> None:
         super().__init__()
         self.enter_context(mock.patch.object(client, "CHUNK_BYTES", 1 << 10))
-        self.proxy: FlakyProxy | None = None
-        self._identities, self._proxied = identities, proxied
+        self._identities = identities
         self._lock, self._port = threading.Lock(), 0
 
     def wrap(self, name: str, link: Link) -> Link:
@@ -237,10 +237,7 @@ class Wires(ExitStack):
             if not self._port:
                 plane = self.enter_context(serving(hub_of(link), self._identities, num_sites=3))
                 self._port = plane.port
-                if self._proxied:
-                    self.proxy = self.enter_context(flaky_proxy(self._port))
-            port = self.proxy.port if self.proxy and name == self._proxied else self._port
-            found = dialling(port, self._identities / name)
+            found = dialling(self._port, self._identities / name)
             wired: Any = self.enter_context(found)
             wired._hub, wired._site = hub_of(link), name  # for links that rewrite what passes
             return wired  # type: ignore[no-any-return]

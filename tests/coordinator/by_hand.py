@@ -29,16 +29,15 @@ from fedwan.coordinator.servicer import Servicer
 from fedwan.errors import UserError
 from fedwan.fragments import Fragmentation, strided, whole
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.base import PROTOCOL
 from fedwan.protocol.agreement import Agreement
 from fedwan.protocol.gate import Gate
 from fedwan.protocol.policy import RoundPolicy
 from fedwan.protocol.registry import Registry
 from fedwan.protocol.round import Key, Round
 from fedwan.protocol.unmasking import Unmasking, hash_of
-from fedwan.state import State, hash_state, layout_to_json
+from fedwan.state import State, hash_state
 from fedwan.strategy import Strategy
-from tests.planes import RUN, SITES
+from tests.planes import RUN, SITES, hello_of
 from tests.support import spec
 
 CHUNK, BATCH, H, VERSIONS = 1 << 10, 4, 2, 4
@@ -153,15 +152,7 @@ class RunByHand:
     # What sites say --------------------------------------------------------------------------
 
     def hello(self, site: str, session: str) -> wire.Hello:
-        hello = wire.Hello(
-            run_id=RUN,
-            protocol=PROTOCOL,
-            site=site,
-            session=session,
-            layout_json=layout_to_json(self.layout),
-            initial_sha256=_zeros_sha256(self.name),
-            frozen_sha256=hash_state({}),
-        )
+        hello = hello_of(site, session, self.layout, _zeros_sha256(self.name))
         if self.hub.masking and site in KEYS:
             key = KEYS[site].public_key().public_bytes_raw()
             card = wire.MaskCard(site=site, exchange_key=b"\t" + bytes(31), signing_key=key)

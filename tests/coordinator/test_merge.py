@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedwan.codecs import Coded, plain
 from fedwan.coordinator.merge import Merger
 from fedwan.state import Layout, Role, State, clone
-from tests.support import same_bits, spec
+from tests.support import random_state, same_bits, spec
 
 LAYOUT: Layout = {
     "g/bn.num_batches_tracked": spec((), Role.COUNTER, torch.int64),
@@ -25,13 +25,7 @@ LAYOUT: Layout = {
 
 
 def contribution(seed: int) -> State:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        "g/bn.num_batches_tracked": torch.tensor(100 + (seed * 7) % 5),
-        "g/bn.running_mean": torch.randn(4, generator=generator) * 10,
-        "g/bn.running_var": torch.rand(4, generator=generator),
-        "g/weight": torch.randn(4, 3, generator=generator),
-    }
+    return random_state(seed, LAYOUT)
 
 
 def merge(

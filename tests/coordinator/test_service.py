@@ -6,6 +6,7 @@ import json
 import math
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -25,7 +26,6 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
 from fedwan.output.board import read_run
 from fedwan.site.site import Membership
-from fedwan.site.stub import CoordinatorStub
 from fedwan.state import hash_state
 from fedwan.strategy import Strategy
 from strategies import diloco
@@ -202,31 +202,21 @@ def test_figures_that_no_record_can_hold_end_no_run(tmp_path: Path, others: Any)
     assert {row["site"] for row in qualities} == {"s1"}
 
 
-def test_figures_of_images_are_kept_with_what_they_were_seen_through(tmp_path: Path) -> None:
+def test_figures_are_kept_with_what_images_were_seen_through_and_all_seconds_of_measuring(
+    tmp_path: Path,
+) -> None:
+    calls: list[None] = []
+
     class Images(TinyWorkload):
         def evaluate(self, *args: object) -> dict[str, Any]:
+            calls.append(time.sleep(0.02))  # type: ignore[func-returns-value]
             return {"fd": 2.0, "fd_floor": 1.0, "num_real": 9}
 
     ran = run_tiny(tmp_path, tiny_config(sites=1, steps=2), make=lambda: Images(NET))
     qualities = [row for row in ran.result.records if row["kind"] == "quality"]
     for told in (*qualities, ran.result.totals.quality):
         assert (told["num_real"], told["seen_through"]) == (9, "random features")
-
-
-def test_the_seconds_of_all_evaluations_are_summed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seconds: list[float] = []
-    report = CoordinatorStub.report
-
-    def told(self: CoordinatorStub, quality: wire.QualityReport) -> None:
-        seconds.append(quality.evaluation_s)
-        report(self, quality)
-
-    monkeypatch.setattr(CoordinatorStub, "report", told)
-    totals = run_tiny(tmp_path, tiny_config(sites=1, steps=2)).result.totals
-    assert len(seconds) > 1 and all(seconds)
-    assert totals.evaluation_s == pytest.approx(sum(seconds))
+    assert len(calls) > 1 and ran.result.totals.evaluation_s >= 0.02 * len(calls)
 
 
 def test_a_coordinator_whose_port_is_taken_says_so_before_anything_runs(
