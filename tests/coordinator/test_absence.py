@@ -22,15 +22,7 @@ from fedwan.site.site import Membership
 from fedwan.strategy import Strategy
 from strategies import diloco
 from tests.planes import eventually, in_thread
-from tests.support import (
-    NET,
-    Ran,
-    TinyWorkload,
-    hub_of,
-    run_tiny,
-    take_part,
-    tiny_config,
-)
+from tests.support import NET, Ran, TinyWorkload, hub_of, run_tiny, take_part, tiny_config
 
 H = 3
 

@@ -11,11 +11,7 @@ import pytest
 import torch
 
 from fedwan.codecs import Payload, fp32
-from fedwan.coordinator.intake import (
-    Intake,
-    Upload,
-    inspect,
-)
+from fedwan.coordinator.intake import Intake, Upload, inspect
 from fedwan.coordinator.merge import Merger
 from fedwan.errors import PayloadError
 from fedwan.fragments import whole

@@ -36,6 +36,7 @@ def test_rejoins_and_farewells_count_once_whenever_the_checkpoint_was_written(
     append(tmp_path, rejoin, drained, rejoin)
     run = again(tmp_path)
     run.resume()
+    assert run.hub.agreement.agreed is not None, "who has other weights is refused as before"
     assert run._registry.rejoins == 2
     assert run.hub.unmerged.bytes_down > 0
     run.totals.add_work(run.hub.unmerged)

@@ -23,14 +23,7 @@ from fedwan.codecs import Codec, Plain, Reading, fp32, int4, plain
 from fedwan.coordinator.robust import RobustMerger, Rule, krum_choice
 from fedwan.link.buffer import FileBuffer
 from fedwan.state import Layout, Role, State
-from tests.support import (
-    RewritingLink,
-    read_all,
-    run_tiny,
-    same_bits,
-    spec,
-    tiny_config,
-)
+from tests.support import RewritingLink, read_all, run_tiny, same_bits, spec, tiny_config
 
 LAYOUT: Layout = {
     "d/weight": spec((5,)),

@@ -18,21 +18,16 @@ import torch
 from fedwan.app import resolve
 from fedwan.config import Config, LinkConfig
 from fedwan.coordinator import control
-from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.service import run_coordinator
 from fedwan.doctor.diagnosis import diagnose
-from fedwan.errors import STOPPED, ConfigError, FedwanError, RunStopped, SessionLost
+from fedwan.errors import STOPPED, ConfigError, FedwanError, RunStopped
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
 from fedwan.output.board import read_run
-from fedwan.site.site import Membership
-from fedwan.state import hash_state
-from fedwan.strategy import Strategy
-from strategies import diloco
 from tests.cli.conftest import Command
 from tests.cli.conftest import fedwan as fedwan
-from tests.planes import Bench, Wires, dialling, eventually, in_thread, serving
-from tests.support import NET, TinyWorkload, WrappedLink, run_tiny, take_part, tiny_config
+from tests.planes import Bench, Wires, eventually, serving
+from tests.support import NET, TinyWorkload, WrappedLink, run_tiny, tiny_config
 
 
 def test_a_site_that_ends_with_other_weights_is_a_finding_of_the_doctor(tmp_path: Path) -> None:
@@ -48,66 +43,6 @@ def test_a_site_that_ends_with_other_weights_is_a_finding_of_the_doctor(tmp_path
     (found,) = diagnose(read_run(tmp_path)[1])
     assert (found.kind, found.site, found.network) == ("different_weights", "s2", None)
     assert found.version > 0 and "it ended with weights 000000000000" in found.why
-
-
-@contextmanager
-def coordinator(
-    folder: Path, config: Config, identities: Path, port: int, resume: bool
-) -> Iterator[tuple[CoordinatedRun, int, Any]]:
-    """A coordinator that serves real links; its run, port and result."""
-    strategy: Strategy = diloco.build(config)
-    words = (config, "simulated", folder, lambda row: None, lambda *_: None)
-    run = CoordinatedRun(*words, strategy, 60.0)  # type: ignore[arg-type]
-    if resume:
-        run.resume()
-    with serving(run.hub, identities, LinkConfig(f"127.0.0.1:{port}")) as plane:
-        yield run, plane.port, in_thread(run.train)
-
-
-@pytest.mark.parametrize("every", [1, 2])
-def test_sites_go_on_with_a_coordinator_that_was_killed_where_it_is_at_their_versions(
-    every: int, tmp_path: Path, identities: Path
-) -> None:
-    config = tiny_config(h=3, steps=18, checkpoint={"every": every})
-    (expected,) = run_tiny(tmp_path / "a", config).hashes
-    may_go_on = threading.Event()
-
-    class Gated(TinyWorkload):
-        def step(self, *args: Any) -> Any:
-            assert len(self.batches) < 9 or may_go_on.wait(20)
-            return super().step(*args)
-
-    def site(name: str, port: int, workload: TinyWorkload, folder: str = "") -> Any:
-        def live() -> str:
-            with dialling(port, identities / name) as link:
-                member = Membership(
-                    *(config, "simulated", name, tmp_path / "b" / (folder or name)),
-                    lambda: link,
-                    strategy=diloco.build(config),
-                )
-                return take_part(member, workload)
-
-        return in_thread(live)
-
-    with coordinator(tmp_path / "b", config, identities, 0, False) as (run, port, _):
-        old = [site("s1", port, Gated(NET)), site("s2", port, Gated(NET))]
-        durable = 2 if every == 1 else 0  # the version before the one that was saved last
-        eventually(lambda: run.hub.model is not None and run.hub.model.version == 3, within_s=20.0)
-        eventually(lambda: run.hub.durable_version == durable)
-    with coordinator(tmp_path / "b", config, identities, port, True) as (again, _, result):
-        other = site("s1", port, TinyWorkload(NET, seed=5), "other")
-        with pytest.raises(Exception, match="its initial weights hash to"):
-            other(20.0)
-        may_go_on.set()
-        if every > 1:
-            for ended in old:
-                with pytest.raises(SessionLost, match="is at other versions than the run"):
-                    ended(20.0)
-            old = [site(name, port, TinyWorkload(NET)) for name in ("s1", "s2")]
-        assert hash_state(result(20.0).state) == expected
-        assert [ended(10.0) for ended in old] == [expected] * 2
-        assert again.site_sha256() == {"s1": expected, "s2": expected}
-    run.hub.finish("the first coordinator is dead")
 
 
 def test_nothing_is_left_behind_by_a_run(tmp_path: Path, identities: Path) -> None:

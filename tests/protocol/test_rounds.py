@@ -162,19 +162,6 @@ def test_a_barrier_does_not_wait_for_a_site_that_waits_to_be_merged() -> None:
     assert rounds.settled(Key(0, 1, "s3")) == "", "on arrival it makes a version of its own"
 
 
-def test_a_pace_of_the_sites_own_ends_with_the_samples_of_all() -> None:
-    rounds = make(RoundPolicy(3, 1, arrivals_from=0), least_steps=1)
-    for count in range(1, 13):
-        rounds.begin(0.0)
-        send(rounds, "s1" if count % 2 else "s2", rounds.versions[0], steps=2 if count % 2 else 1)
-        rounds.advance(0.0, 3)
-        rounds.publish(Update(1))
-        assert rounds.progress == rounds.samples // 6
-    assert not rounds.is_done and rounds.run_step == 6
-    assert rounds.tell("s1", 0).steps == 2 and rounds.tell("s2", 0).steps == 1
-    assert rounds.tell("s3", 0).steps == 0, "nothing is known of its speed"
-
-
 @pytest.mark.parametrize("most", [0, 2])
 def test_what_a_closed_round_was_not_given_is_late_though_its_update_is_not_out(most: int) -> None:
     rounds = make(RoundPolicy(3, 2, 10.0, max_staleness=most))

@@ -110,6 +110,25 @@ def test_what_is_a_sites_own_is_put_back_after_an_overflow(tmp_path: Path) -> No
     assert all(bool(value.isfinite().all()) for value in nets[0].parameters())
 
 
+def exchange_of(place: dict[str, Any], **more: Any) -> Any:
+    """An exchange that was lost at version 4 or so, at a place of which this is known."""
+    exchange = object.__new__(Exchange)
+    usual = {"is_behind": False, "keeps_pace": True, "run_step": 8}
+    vars(exchange).update(
+        _place=SimpleNamespace(**usual, go_back=lambda held, versions: held, **place),
+        _strategy=SimpleNamespace(policy=SimpleNamespace(leaves_behind=False)),
+        _in_vain=threading.Event(),
+        _group=Group(),
+        _tau=0,
+        _join_anew=lambda is_bound: place["versions"],
+        **more,
+    )
+    return exchange
+
+
+LOST = SessionLost(f"site 's1' has not joined; {JOIN_FIRST}")
+
+
 @pytest.mark.parametrize(
     ("present", "is_made_anew", "is_sent"), [(3, False, True), (4, False, False), (3, True, False)]
 )
@@ -117,70 +136,37 @@ def test_what_is_sent_again_is_of_the_weights_that_the_site_has_still(
     present: int, is_made_anew: bool, is_sent: bool
 ) -> None:
     """At a pace of its own it follows others' updates while its contribution is on its way."""
-    exchange = object.__new__(Exchange)
     owed = Residuals(1)
     (fragment,) = whole({"net/w": spec((2,))})
     flight = Flight(fragment, fragment, 3, 8, Work(1, 1), wire.UploadHeader(), "")
     flight.sent, flight.paid = ({}, {}), {"net/w": torch.ones(2)}
-    policy = SimpleNamespace(leaves_behind=False)
     begun, sent = list[Any](), list[Any]()
-    vars(exchange).update(
-        _place=SimpleNamespace(
-            is_behind=False,
-            versions=[present],
-            keeps_pace=True,
-            run_step=8,
-            holds_present=lambda: not is_made_anew,
-            go_back=lambda held, versions: held,
-            start_over=lambda *anew: begun.append(anew),
-        ),
-        _strategy=SimpleNamespace(policy=policy),
-        _flights={0: flight},
-        _in_vain=threading.Event(),
-        _group=Group(),
-        _tau=0,
-        _residuals=owed,
-        _join_anew=lambda is_bound: [present],
-        _travel=lambda flights, step: sent.extend(flights),
-    )
-    exchange.rejoin(SessionLost(f"site 's1' has not joined; {JOIN_FIRST}"), 8)
+    place = {
+        "versions": [present],
+        "holds_present": lambda: not is_made_anew,
+        "start_over": lambda *anew: begun.append(anew),
+    }
+    exchange = exchange_of(place, _flights={0: flight}, _residuals=owed)
+    exchange._travel = lambda flights, step: sent.extend(flights)
+    exchange.rejoin(LOST, 8)
     assert sent == [flight] * is_sent and len(begun) == (not is_sent)
     assert (owed.of(fragment) != {}) == is_sent, "what was owed before it left is owed again"
 
 
 def test_a_coordinator_that_is_lost_while_a_site_starts_over_is_joined_again() -> None:
-    lost, told = SessionLost(f"site 's1' has not joined; {JOIN_FIRST}"), []
+    told = []
 
     def start_over(is_refused: bool, held: list[int | None], unpaid: object) -> None:
         told.append((is_refused, held))
         if len(told) < 3:
-            raise lost
-
-    exchange = object.__new__(Exchange)
-    place = SimpleNamespace(
-        is_behind=False,
-        versions=[4],
-        keeps_pace=True,
-        run_step=8,
-        start_over=start_over,
-        go_back=lambda held, versions: held,
-        checkpoints=SimpleNamespace(drop=lambda version: None),
-    )
-    policy = SimpleNamespace(leaves_behind=False)
-    vars(exchange).update(
-        _place=place,
-        _strategy=SimpleNamespace(policy=policy),
-        _flights={},
-        _in_vain=threading.Event(),
-        _group=Group(),
-        _tau=0,
-        _rejections=0,
-        _join_anew=lambda is_bound: [4],
-    )
+            raise LOST
 
     def refused() -> None:
         raise Refused("not finite")
 
+    checkpoints = SimpleNamespace(drop=lambda version: None)
+    place = {"versions": [4], "start_over": start_over, "checkpoints": checkpoints}
+    exchange = exchange_of(place, _flights={}, _rejections=0)
     assert exchange._try(refused, 9) == 8
     assert told == [(True, [4]), (True, [None]), (True, [None])]
     assert exchange._rejections == 1, "one refusal, whatever became of the coordinator"

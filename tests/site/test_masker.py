@@ -100,14 +100,20 @@ class Sites:
                     asked.hear(name, self.maskers[name].answer(question))
 
 
+@pytest.fixture
+def sites(folder: Path, tmp_path: Path) -> Sites:
+    return Sites(folder, tmp_path)
+
+
 def check(merger: MaskedMerger, masks: object, total: Mapping[str, Tensor], count: int) -> None:
     merged, _ = merger.open(masks, SIZES)  # type: ignore[arg-type]
     for name, value in total.items():
         assert torch.allclose(merged[name], value / count, atol=1e-7)
 
 
-def test_a_version_is_summed_over_one_list_of_sites_alone(folder: Path, tmp_path: Path) -> None:
-    sites = Sites(folder, tmp_path)
+def test_a_version_is_summed_over_one_list_of_sites_alone(
+    sites: Sites, folder: Path, tmp_path: Path
+) -> None:
     _, bundles, _ = sites.send(7, NAMES)
     first = Unmasking(NAMES, 3, 0, 7, BASIS, bundles)
     sites.ask(first, 7, NAMES)
@@ -129,8 +135,7 @@ def test_a_version_is_summed_over_one_list_of_sites_alone(folder: Path, tmp_path
         sites.maskers["s1"].answer(sites.question("s1", 7, others))
 
 
-def test_shares_are_given_where_more_than_half_have_signed(folder: Path, tmp_path: Path) -> None:
-    sites = Sites(folder, tmp_path)
+def test_shares_are_given_where_more_than_half_have_signed(sites: Sites) -> None:
     _, bundles, _ = sites.send(0, NAMES)
     _, question = sites.signed(bundles)
     for change in ("repeat", "forge", "drop"):
@@ -153,8 +158,7 @@ def test_shares_are_given_where_more_than_half_have_signed(folder: Path, tmp_pat
         sites.maskers["s1"].answer(sites.question("s1", 1, few))
 
 
-def test_shares_of_another_attempt_are_not_given(folder: Path, tmp_path: Path) -> None:
-    sites = Sites(folder, tmp_path)
+def test_shares_of_another_attempt_are_not_given(sites: Sites) -> None:
     _, first, _ = sites.send(0, NAMES)
     _, second, _ = sites.send(0, NAMES)  # under the same masks with the others
     _, question = sites.signed(first)
@@ -163,8 +167,7 @@ def test_shares_of_another_attempt_are_not_given(folder: Path, tmp_path: Path) -
     assert shares[0] == b"" and all(len(share) == 16 for share in shares[1:])
 
 
-def test_shares_of_another_number_or_length_are_refused(folder: Path, tmp_path: Path) -> None:
-    sites = Sites(folder, tmp_path)
+def test_shares_of_another_number_or_length_are_refused(sites: Sites) -> None:
     _, bundles, _ = sites.send(0, NAMES)
     asked, question = sites.signed(bundles)
     answer = sites.maskers["s4"].answer(question)
@@ -179,8 +182,7 @@ def test_shares_of_another_number_or_length_are_refused(folder: Path, tmp_path: 
     assert "s4" not in asked.waits_for
 
 
-def test_a_site_that_signs_another_list_ends_nobody(folder: Path, tmp_path: Path) -> None:
-    sites = Sites(folder, tmp_path)
+def test_a_site_that_signs_another_list_ends_nobody(sites: Sites) -> None:
     _, bundles, _ = sites.send(0, NAMES)
     masking = Masking("run", NAMES, 3)
     masking.epoch = 1
@@ -213,8 +215,7 @@ def test_a_record_of_what_was_given_bears_a_torn_line(folder: Path, tmp_path: Pa
             others.maskers["s1"].answer(others.question("s1", 0, bundles))
 
 
-def test_who_gives_false_shares_is_found_out(folder: Path, tmp_path: Path) -> None:
-    sites = Sites(folder, tmp_path)
+def test_who_gives_false_shares_is_found_out(sites: Sites) -> None:
     merger, bundles, total = sites.send(0, NAMES)
     asked = Unmasking(NAMES, 3, 0, 0, BASIS, bundles)
     sites.ask(asked, 0, NAMES[:3])

@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
+    SequenceParallel,
     parallelize_module,
 )
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -38,14 +40,15 @@ from fedwan.config import Config
 from fedwan.errors import JOIN_FIRST, SessionLost, UserError
 from fedwan.link.loopback import LoopbackLink
 from fedwan.optim_state import NamedOptimizers
-from fedwan.simulation import RUN_ID, simulate
+from fedwan.site import group
 from fedwan.site.assignment import read_outcome
-from fedwan.site.group import Group, local, open_group, whole
+from fedwan.site.group import local, open_group, whole
+from fedwan.site.joining import given_membership
 from fedwan.site.recipe import take_part
 from fedwan.site.replica import Replica
-from fedwan.site.site import Membership, Site
+from fedwan.site.site import Site
 from fedwan.site.stub import CoordinatorStub
-from fedwan.state import State, hash_state, spectral_norms
+from fedwan.state import State, spectral_norms
 from tests.flower.fleet import free_port
 from tests.site.support import (
     CUTS,
@@ -445,31 +448,24 @@ CASES = [
 ]
 
 
-def recipe_of(words: str, processes: int = 2) -> Config:
+def recipe_of(words: str) -> Config:
     usual = ["sites=1", "steps=4", "eval.every=0", "device=cpu", "checkpoint.every=1"]
     takes_h = [] if "sync" in words else ["h=2"]
-    return load_run(None, [*usual, *takes_h, f"site.processes={processes}", *words.split()])
+    return load_run(None, [*usual, *takes_h, "site.processes=2", *words.split()])
 
 
-def train_recipe(config: Config, folder: Path) -> tuple[State, set[str]]:
-    """The recipe's run; the final weights at rank 0, and the digests that parties ended with."""
-    if not dist.is_initialized():
-        ran = simulate(config, folder, train=lambda member: take_part(member, Group()))
-    elif dist.get_rank() == 0:
-        ran = simulate(config, folder, train=lambda member: take_part(member, open_group()))
-    else:
-        member = Membership(config, RUN_ID, "s1", folder / "s1", lambda: None)  # type: ignore[arg-type,return-value]
-        take_part(member, open_group())
-        return {}, set()
-    return ran.model.state, {hash_state(ran.model.state), *ran.site_sha256.values()}
+def follow_recipe() -> None:
+    member = given_membership()
+    assert member is not None
+    take_part(member, open_group())
 
 
 def both(pair: Processes, words: str, folder: Path) -> State:
-    ran: list[Any] = pair.run(train_recipe, recipe_of(words), folder)
-    assert all(isinstance(one, tuple) and not hasattr(one, "error") for one in ran), ran
-    state, sha256 = ran[0]
-    assert len(sha256) == 1
-    return state  # type: ignore[no-any-return]
+    ran = pair.run(at_site, recipe_of(words), folder, follow_recipe)
+    assert all(isinstance(one, Ran) for one in ran), ran
+    assert len(ran[0].sha256) == 1
+    state: State = ran[0].state
+    return state
 
 
 @pytest.mark.parametrize(("words", "partitions"), CASES)
@@ -578,11 +574,6 @@ class Halves(nn.Module):
 
 def use_half(way: str = "plain") -> str:
     """The norm's gradients are sums that are still to be taken, under tensor parallel."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor.parallel import parallelize_module
-    from torch.distributed.tensor.parallel.style import SequenceParallel
-
     net = nn.ModuleDict({"halves": Halves(), "norm": nn.LayerNorm(WIDTH)})
     if way == "fsdp":
         for module in (net["halves"].first, net["halves"].second, net["halves"], net["norm"]):
@@ -615,24 +606,17 @@ def test_a_mean_gradient_takes_the_place_of_whatever_lay_there(
 
 
 def upload_slowly() -> Ended:
-    import datetime
-
-    from fedwan.link.loopback import LoopbackLink
-    from fedwan.site import group as module
-
-    upload, timeout = LoopbackLink.upload, module.TIMEOUT
+    upload = LoopbackLink.upload
 
     def slow(self: Any, header: Any, payload: Any) -> Any:
         time.sleep(2.0 * (header.kind == header.CONTRIBUTION))
         return upload(self, header, payload)
 
-    module.TIMEOUT, module.WAKE_S = datetime.timedelta(seconds=1), 0.2
-    LoopbackLink.upload = slow  # type: ignore[method-assign]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group, "TIMEOUT", timedelta(seconds=1))
+        patch.setattr(group, "WAKE_S", 0.2)
+        patch.setattr(LoopbackLink, "upload", slow)
         return take_steps("ddp")
-    finally:
-        LoopbackLink.upload = upload  # type: ignore[method-assign]
-        module.TIMEOUT, module.WAKE_S = timeout, 2.0
 
 
 def test_an_upload_may_take_longer_than_a_collective(pair: Processes, tmp_path: Path) -> None:
@@ -661,8 +645,6 @@ def test_processes_begin_anew_together_after_a_contribution_was_refused(
 
 
 def refresh_cut(form: Callable[[nn.Module], nn.Module]) -> list[bool]:
-    from torch.distributed.fsdp import fully_shard
-
     torch.manual_seed(0)
     whole = form(nn.Linear(6, 4))
     pieces = copy.deepcopy(whole)
@@ -681,7 +663,6 @@ def test_singular_vectors_of_a_weight_in_pieces_are_those_of_the_whole(
 
 
 def join_with(what: str) -> None:
-    from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     net: nn.Module = nn.Linear(2, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from fedwan.protocol.policy import RoundPolicy
 from fedwan.state import State
 from fedwan.strategy import Strategy
 from fedwan.workloads.optim import build_optimizer
+from tests.planes import eventually
 from tests.strategies import test_golden
 from tests.support import ADAM, BATCH, NET, Ran, WrappedLink, run_tiny, tiny_config
 
@@ -33,34 +33,20 @@ class Turnstile:
 
     def __init__(self, order: Sequence[int]) -> None:
         self._order = order
-        self._passed = 0
-        self._num_joined = 0
-        self._changed = threading.Condition()
+        self.num_passed = 0
+        self.joined: set[int] = set()
 
     def wrap(self, name: str, link: Link) -> Link:
         """A site's link."""
         return _Turned(link, self, int(name[1:]) - 1)  # type: ignore[return-value]
 
-    def enter(self, site: int) -> bool:
-        """Wait for this site's turn; whether it is one of the order's."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: self._is_turn_of(site), timeout=60)
-            return self._passed < len(self._order)
+    def is_over(self) -> bool:
+        return self.num_passed >= len(self._order)
 
-    def _is_turn_of(self, site: int) -> bool:
-        if self._num_joined < SITES:
+    def is_turn_of(self, site: int) -> bool:
+        if len(self.joined) < SITES:
             return False  # who joins after the first update starts from there
-        return self._passed >= len(self._order) or self._order[self._passed] == site
-
-    def join(self) -> None:
-        with self._changed:
-            self._num_joined += 1
-            self._changed.notify_all()
-
-    def leave(self) -> None:
-        with self._changed:
-            self._passed += 1
-            self._changed.notify_all()
+        return self.is_over() or self._order[self.num_passed] == site
 
 
 class _Turned(WrappedLink):
@@ -73,12 +59,13 @@ class _Turned(WrappedLink):
     def join(self, hello: Any) -> Any:
         welcome = self._inner.join(hello)
         if not welcome.is_waiting:
-            self._turnstile.join()
+            self._turnstile.joined.add(self._site)
         return welcome
 
     def upload(self, header: Any, payload: Any) -> Any:
         if header.work.samples:  # the initial weights have none
-            self._is_inside = self._turnstile.enter(self._site)
+            eventually(lambda: self._turnstile.is_turn_of(self._site), within_s=60.0)
+            self._is_inside = not self._turnstile.is_over()
         return self._inner.upload(header, payload)
 
     def heartbeat(self, step: int) -> None:
@@ -92,9 +79,8 @@ class _Turned(WrappedLink):
         self._inner.leave(farewell)
 
     def _pass(self) -> None:
-        if self._is_inside:
-            self._is_inside = False
-            self._turnstile.leave()
+        self._turnstile.num_passed += self._is_inside
+        self._is_inside = False
 
 
 class Site(test_golden.Site):
