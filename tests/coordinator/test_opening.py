@@ -9,14 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from fedwan.codecs import fp32
 from fedwan.coordinator.opening import await_initial
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.buffer import Reception
 from fedwan.memory import Tidier
-from tests.planes import RUN, Bench
+from tests.planes import Bench, header_of, payload_of
 
 PATIENCE_S = 0.4
 CHUNK = 1 << 12
@@ -28,29 +26,20 @@ class Opening:
 
     def __init__(self, folder: Path) -> None:
         num_values = NUM_CHUNKS * CHUNK // 4 - 64
-        self.bench = Bench(folder, num_values=num_values, sites=("s1", "s2"), silence_s=60.0)
+        self.bench = Bench(folder, num_values=num_values, sites=("s1", "s2"))
         self.hub, self.over = self.bench.hub, threading.Event()
         self.hub.model = None
         self.signals = {}
         for site in ("s1", "s2"):
             self.hub.join(site, self.bench.hello(site))
             self.signals[site] = self.hub.attach(site, f"{site}-first")
-        self.right, self.wrong = (
-            fp32().encode({"net/w": torch.full((num_values,), value)}, {}, self.bench.layout)[0]
-            for value in (0.0, 1.0)
-        )
+        self.right, self.wrong = (payload_of(value, self.bench.layout) for value in (0.0, 1.0))
         assert -(-self.right.num_bytes // CHUNK) == NUM_CHUNKS
 
     def send(self, site: str, chunks: int, pause_s: float, payload: Any = None) -> wire.Receipt:
         payload = payload or self.right
-        header = wire.UploadHeader(
-            run_id=RUN,
-            session=f"{site}-first",
-            kind=wire.UploadHeader.INITIAL,
-            num_bytes=payload.num_bytes,
-            checksum=payload.checksum,
-            chunk_bytes=CHUNK,
-        )
+        header = header_of(payload)
+        header.kind, header.session, header.chunk_bytes = header.INITIAL, f"{site}-first", CHUNK
         reception = self.hub.open_upload(site, header)
         assert isinstance(reception, Reception)
         for index in range(chunks):

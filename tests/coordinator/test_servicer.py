@@ -54,24 +54,12 @@ def upload(bench: Bench, header: wire.UploadHeader, payload: Payload) -> wire.Re
 # Join ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"protocol": PROTOCOL + 1}, f"protocol {PROTOCOL + 1}, this coordinator {PROTOCOL}"),
-        ({"layout_json": "nonsense"}, "layout cannot be read"),
-        ({"initial_sha256": "0" * 64}, "initial weights hash to 000000000000"),
-        ({"site": "s2"}, "calls itself 's2' but its certificate says 's3'"),
-    ],
-)
-def test_a_site_that_does_not_belong_is_refused_in_one_line(
-    bench: Bench, changes: dict[str, Any], expected: str
-) -> None:
+def test_a_site_of_another_protocol_is_refused_in_one_line(bench: Bench) -> None:
     hello = bench.hello("s3")
-    for name, value in changes.items():
-        setattr(hello, name, value)
+    hello.protocol = PROTOCOL + 1
     refusal = bench.hub.join("s3", hello).refusal
-    assert expected in refusal and "\n" not in refusal
-    assert ";" in refusal or "cannot be read" in refusal  # what to do about it
+    assert f"protocol {PROTOCOL + 1}, this coordinator {PROTOCOL}" in refusal
+    assert ";" in refusal and "\n" not in refusal  # what to do about it
     assert not bench.registry.sites["s3"].session
     assert bench.events[-1] == ("rejected", "s3", refusal)
 
