@@ -31,6 +31,8 @@ from fedwan.site.masker import Masker
 from tests.planes import Bench, header_of, layout_of_size, payload_of
 from tests.support import GAN, NET, Killed, Stopped, run_tiny, tiny_config
 
+NAMES = ["s1", "s2", "s3"]
+
 
 def config_of(strategy: str = "diloco", **sections: Any) -> Config:
     sections.setdefault("codec", {"up": "masked6"})
@@ -80,8 +82,7 @@ def test_all_sums_of_a_network_that_travels_more_often_outlive_the_coordinator(
 
 
 def test_a_contribution_whose_masks_would_not_come_off_is_refused() -> None:
-    names = ["s1", "s2", "s3"]
-    masking = Masking("run", names, 2)
+    masking = Masking("run", NAMES, 2)
     layout = layout_of_size(8)
     masking.begin(layout, whole(layout), None)
     good = wire.MaskBundle(epoch=masking.epoch, sealed=[bytes(76)] * 3, hashes=[bytes(16)] * 3)
@@ -105,15 +106,14 @@ def test_a_contribution_whose_masks_would_not_come_off_is_refused() -> None:
 def test_keys_that_would_end_other_sites_are_refused(
     tmp_path: Path, identities: Path, foreign_identities: Path
 ) -> None:
-    names = ["s1", "s2", "s3"]
-    masking = Masking("run", names, 3)
+    masking = Masking("run", NAMES, 3)
     own = tmp_path / "own"
     shutil.copytree(identities / "coordinator", own)
     masking.identity = Identity.load(own, "coordinator")
 
     def card_of(folder: Path, name: str) -> wire.MaskCard:
         (state := tmp_path / name).mkdir()
-        return Masker(Identity.load(folder / "s1"), "run", names, 3, state).card()
+        return Masker(Identity.load(folder / "s1"), "run", NAMES, 3, state).card()
 
     good, foreign = card_of(identities, "a"), card_of(foreign_identities, "b")
     assert not masking.objection("s1", good)
@@ -130,7 +130,7 @@ def test_keys_that_would_end_other_sites_are_refused(
 
 
 def test_an_operator_cannot_let_go_of_a_site_whose_shares_are_needed() -> None:
-    registry = Registry(["s1", "s2", "s3"], 10.0)
+    registry = Registry(NAMES, 10.0)
     registry.least = 3
     for verb in ("drain", "eject"):
         assert "without s2 there are 2 sites, and 3 take the masks off" in registry.objection(
@@ -138,7 +138,7 @@ def test_an_operator_cannot_let_go_of_a_site_whose_shares_are_needed() -> None:
         )
     registry.least = 2
     assert not registry.objection("eject", "s2")
-    masking = Masking("run", ["s1", "s2", "s3"], 2)
+    masking = Masking("run", NAMES, 2)
     assert "s2 has not joined yet, and masks are agreed on" in masking.needs("s2", ["s1", "s3"])
     masking.keep("s2", wire.MaskCard(site="s2"))
     masking.asked[0, 4] = ["s2", "s3"]
@@ -179,18 +179,22 @@ def test_running_statistics_are_no_sum(tmp_path: Path) -> None:
         run_tiny(tmp_path, config_of(inner=NET), norm=True)
 
 
+def merge_of(site: str, bundle: wire.MaskBundle) -> Any:
+    """Of a site's contribution to version 4."""
+    contribution = SimpleNamespace(bundle=bundle, work=wire.Work())
+    return SimpleNamespace(key=Key(0, 4, site), contribution=contribution)
+
+
+def round_of(merged: list[Any]) -> Any:
+    return SimpleNamespace(fragment=SimpleNamespace(index=0), version=4, merged=merged)
+
+
 def test_a_site_that_was_admitted_again_does_not_change_the_order_of_a_sum(tmp_path: Path) -> None:
-    names = ["s1", "s2", "s3"]
-    merged = [
-        SimpleNamespace(
-            key=Key(0, 4, site), contribution=SimpleNamespace(bundle=wire.MaskBundle(epoch=7))
-        )
-        for site in ("s2", "s1", "s3")
-    ]
-    masking = Masking("run", names, 2)
+    merged = [merge_of(site, wire.MaskBundle(epoch=7)) for site in ("s2", "s1", "s3")]
+    masking = Masking("run", NAMES, 2)
     masking.basis = lambda *_: b""  # type: ignore[method-assign]
     hub: Any = SimpleNamespace(masking=masking, changed=Condition())
-    round_: Any = SimpleNamespace(fragment=SimpleNamespace(index=0), version=4, merged=merged)
+    round_ = round_of(merged)
 
     def look() -> None:
         raise Stopped
@@ -199,20 +203,19 @@ def test_a_site_that_was_admitted_again_does_not_change_the_order_of_a_sum(tmp_p
         take_masks_off(hub, round_, "", SimpleNamespace(is_saved=True), tmp_path, look, 1.0)  # type: ignore[arg-type]
     assert masking.present is not None
     asked = masking.present.question("s1", 0, 5)
-    assert asked is not None and list(asked.survivors) == names
+    assert asked is not None and list(asked.survivors) == NAMES
 
 
 def test_who_is_in_the_present_sum_is_needed_for_it() -> None:
-    masking = Masking("run", ["s1", "s2", "s3"], 2)
+    masking = Masking("run", NAMES, 2)
     for name in masking.names:
         masking.keep(name, wire.MaskCard(site=name))
-    merges = [SimpleNamespace(key=Key(0, 4, name)) for name in ("s1", "s3")]
-    round_ = SimpleNamespace(fragment=SimpleNamespace(index=0), version=4, merged=merges)
+    merges = [merge_of(name, wire.MaskBundle()) for name in ("s1", "s3")]
     hub: Any = SimpleNamespace(
         changed=Condition(),
         registry=SimpleNamespace(absent=lambda now_s: []),
         _look=lambda: 0.0,
-        rounds=SimpleNamespace(advance=lambda *_: ("wait", merges), round=round_),
+        rounds=SimpleNamespace(advance=lambda *_: ("wait", merges), round=round_of(merges)),
         live=lambda: masking.names,
         masking=masking,
         _of_present_weights=lambda merges: merges,
@@ -224,17 +227,13 @@ def test_who_is_in_the_present_sum_is_needed_for_it() -> None:
 
 
 def test_what_came_before_its_weights_were_known_is_compared_with_them_later() -> None:
-    masking = Masking("run", ["s1", "s2", "s3"], 2)
+    masking = Masking("run", NAMES, 2)
     masking.set_sizes(0, 4, [3])
     merges, refused, left_out = [], [], []
     for site, weights in (("s1", "right"), ("s2", "other"), ("s3", "right")):
         bundle = wire.MaskBundle(epoch=masking.epoch, basis=masking.basis(0, 4, weights))
         bundle.sealed[:], bundle.hashes[:] = [bytes(76)] * 3, [hash_of(b"")] * 3
-        merges.append(
-            SimpleNamespace(
-                key=Key(0, 4, site), contribution=SimpleNamespace(bundle=bundle, work=wire.Work())
-            )
-        )
+        merges.append(merge_of(site, bundle))
     hub: Any = SimpleNamespace(
         masking=masking,
         model=SimpleNamespace(known_hash=lambda *_: "right"),
@@ -246,11 +245,11 @@ def test_what_came_before_its_weights_were_known_is_compared_with_them_later() -
     assert refused[0][0] == "s2" and "starts from other weights than version 4's" in refused[0][1]
     # Of so few nobody could take the masks off.
     hub.changed, hub.last_refusal = Condition(), "contribution of s2 refused"
-    round_: Any = SimpleNamespace(fragment=SimpleNamespace(index=0), version=4, merged=merges[:1])
+    few = round_of(merges[:1])
     with pytest.raises(
         UserError, match="round 5, 1 can be added up, and masks come off 2: contribution"
     ):
-        take_masks_off(hub, round_, "", SimpleNamespace(is_saved=True), Path(), print, 1.0)  # type: ignore[arg-type]
+        take_masks_off(hub, few, "", SimpleNamespace(is_saved=True), Path(), print, 1.0)  # type: ignore[arg-type]
 
 
 def contributing(folder: Path, *sites: str) -> Bench:
@@ -304,7 +303,7 @@ def test_a_false_share_that_comes_first_is_found_out(num: int) -> None:
 
 
 def test_neither_of_a_site_s_keys_changes_while_a_run_lasts() -> None:
-    masking = Masking("run", ["s1", "s2", "s3"], 2)
+    masking = Masking("run", NAMES, 2)
     keys = {"exchange_key": bytes(32), "signing_key": bytes(32)}
     for certificate in (b"", b"renewed"):
         card = wire.MaskCard(site="s1", certificate=certificate, **keys)

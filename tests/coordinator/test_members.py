@@ -36,6 +36,7 @@ from tests.planes import (
     header_of,
     in_thread,
     payload_of,
+    read_all,
     serving,
     update_request,
 )
@@ -181,7 +182,7 @@ def test_a_contribution_on_its_way_is_merged_and_then_its_site_is_drained(
     bench = desk.bench
     payload = payload_of(2.0, bench.layout)
     header = header_of(payload)
-    header.session, header.chunk_bytes = "s2-first", 1 << 10
+    header.session, header.chunk_bytes = "s2-first", 1 << 16
     reception = bench.hub.open_upload("s2", header)
     assert not isinstance(reception, wire.Receipt)
     with serving(bench.hub, identities) as plane, dialling(plane.port, identities / "s2") as link:
@@ -189,9 +190,7 @@ def test_a_contribution_on_its_way_is_merged_and_then_its_site_is_drained(
         assert desk.ask("drain", "s2")["event"] == "drained"
         assert [row["state"] for row in desk.ask("status")["sites"]][1] == "draining"
         assert bench.rounds.awaited == ["s1", "s2", "s3"]
-        data = bytes(payload.read(0, payload.num_bytes))
-        for offset in range(0, len(data), 1 << 10):
-            reception.write(offset, data[offset : offset + (1 << 10)])
+        reception.write(0, read_all(payload))
         assert bench.hub.close_stripe("s2", header).status == wire.Receipt.ACCEPTED
         with pytest.raises(SiteDrained, match="s2 was drained and has left"):
             waits()

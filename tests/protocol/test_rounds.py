@@ -162,21 +162,6 @@ def test_a_barrier_does_not_wait_for_a_site_that_waits_to_be_merged() -> None:
     assert rounds.settled(Key(0, 1, "s3")) == "", "on arrival it makes a version of its own"
 
 
-@pytest.mark.parametrize("most", [0, 2])
-def test_what_a_closed_round_was_not_given_is_late_though_its_update_is_not_out(most: int) -> None:
-    rounds = make(RoundPolicy(3, 2, 10.0, max_staleness=most))
-    for version in range(3):
-        rounds.begin(0.0)
-        for site in SITES[:2]:
-            send(rounds, site, version)
-        assert rounds.settled(Key(0, version - most, "s3")) == ""
-        assert rounds.advance(10.0, 3)[0] == "close"
-        assert rounds.settled(Key(0, version - most, "s3")) == "stale"
-        assert rounds.settled(Key(0, version, "s1")) == "accepted"
-        assert rounds.settled(Key(0, version + 1, "s3")) == ""
-        rounds.publish(Update(1))
-
-
 # What sites are told -----------------------------------------------------------------------------
 
 
