@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,7 @@ class Gated(TinyWorkload):
 class Federation:
     """A run in a thread, with what the test does to its sites.
 
-    Of `workloads`, by site, None does not come at all. A site whose process dies falls silent; then
-    `then` is called, and says whether it returns.
+    A site whose process dies falls silent; then `then` is called, and says whether it returns.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class Federation:
         folder: Path,
         config: Any,
         strategy: Strategy | None = None,
-        workloads: dict[str, Gated | None] | None = None,
+        workloads: Mapping[str, Gated] | None = None,
         then: Callable[[], bool] = lambda: False,
     ) -> None:
         self.hub: Servicer | None = None
@@ -83,10 +82,8 @@ class Federation:
 
     def _part(self, member: Membership, workload: TinyWorkload) -> None:
         name = member.name
-        chosen = self._workloads.get(name, workload)
         try:
-            if chosen is not None:
-                take_part(member, chosen)
+            take_part(member, self._workloads.get(name, workload))
         except Crash:
             assert self.hub is not None
             with self.hub.changed:
@@ -94,34 +91,22 @@ class Federation:
             if self._then():
                 take_part(member, TinyWorkload(NET))
 
-    def reached(self, version: int) -> None:
-        """Wait for a version."""
-        eventually(
-            lambda: self.hub and self.hub.model and self.hub.rounds.version >= version,
-            within_s=20.0,
-        )
-
 
 def staleness(ran: Ran, site: str) -> list[tuple[int, int]]:
     return [(row["version"], row["staleness"]) for row in ran.rounds(site)]
-
-
-def lenient(max_staleness: int) -> Any:
-    """Rounds close without the other site after half a second."""
-    words = {"quorum": 1, "patience_s": 0.5, "max_staleness": max_staleness}
-    return tiny_config(h=H, steps=4 * H, round=words)
 
 
 @pytest.mark.parametrize("max_staleness", [0, 3])
 def test_a_late_contribution_is_in_the_next_update_or_dropped_and_counted(
     max_staleness: int, tmp_path: Path
 ) -> None:
-    config, slow = lenient(max_staleness), Gated(permits=0)
+    words = {"quorum": 1, "patience_s": 0.5, "max_staleness": max_staleness}
+    config, slow = tiny_config(h=H, steps=4 * H, round=words), Gated(permits=0)
     strategy = diloco.build(config)
     # Both are needed to begin, one is enough to go on.
     config.round.quorum = 0
     run = Federation(tmp_path, config, strategy, {"s1": slow})
-    run.reached(1)
+    eventually(lambda: run.hub and run.hub.model and run.hub.rounds.version, within_s=20.0)
     for _ in range(100):
         slow.permits.release()
     ran = run.result(30.0)

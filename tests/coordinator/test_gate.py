@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
 from fedwan.state import Role
 from tests.planes import eventually
-from tests.support import Ran, RewritingLink, killed_after, run_tiny, tiny_config
+from tests.support import Ran, RewritingLink, hub_of, killed_after, run_tiny, tiny_config
 
 ODD, FACTOR = "s3", 1_000_000
 
@@ -31,11 +30,11 @@ class GrowingLink(RewritingLink):
         inner: Link,
         versions: range,
         role: Role = Role.PARAMETER,
-        weights: threading.Event | None = None,
+        waits: bool = False,
     ) -> None:
         super().__init__(inner, self._grow)
-        self._weights = weights
-        """Contributions wait for these to be at the coordinator."""
+        self._waits = waits
+        """Until the initial weights are at the coordinator."""
         self._versions = list(versions)
         self._role = role
 
@@ -44,25 +43,12 @@ class GrowingLink(RewritingLink):
         return value * FACTOR if is_grown else value
 
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
-        if self._weights and header.kind == wire.UploadHeader.CONTRIBUTION:
-            assert self._weights.wait(5.0)
+        if self._waits and header.kind == wire.UploadHeader.CONTRIBUTION:
+            eventually(lambda: hub_of(self._inner).model is not None)
         receipt = super().upload(header, payload)
         if receipt.status == wire.Receipt.REJECTED:
             self._versions.remove(header.version)
         return receipt
-
-
-@pytest.fixture
-def weights(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set once the initial weights are at the coordinator."""
-    set_model, are_here = Federation.set_model, threading.Event()
-
-    def note(hub: Federation, model: GlobalModel) -> None:
-        set_model(hub, model)
-        are_here.set()
-
-    monkeypatch.setattr(Federation, "set_model", note)
-    return are_here
 
 
 def ran(folder: Path, config: Config, wrap: Callable[[Link], Link], **words: Any) -> Ran:
@@ -123,11 +109,7 @@ def test_in_the_first_rounds_what_is_far_above_the_others_is_left_out_and_all_go
 @pytest.mark.parametrize("is_early", [False, True])
 @pytest.mark.parametrize("strategy", ["diloco", "sync", "async_diloco"])
 def test_a_counter_beyond_what_steps_can_count_moves_the_global_one_by_no_more(
-    strategy: str,
-    is_early: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    weights: threading.Event,
+    strategy: str, is_early: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is refused, or cut where it came before the initial weights."""
     set_model = Federation.set_model
@@ -142,8 +124,7 @@ def test_a_counter_beyond_what_steps_can_count_moves_the_global_one_by_no_more(
     config = tiny_config(strategy, sites=2, h=h, steps=6 * h, round={"quorum": 2})
 
     def wrap(name: str, link: Link) -> Link:
-        after = None if is_early else weights
-        odd = GrowingLink(link, range(1), Role.COUNTER, weights=after)
+        odd = GrowingLink(link, range(1), Role.COUNTER, waits=not is_early)
         return odd if name == "s2" else link  # type: ignore[return-value]
 
     run = run_tiny(tmp_path, config, norm=True, wrap=wrap)

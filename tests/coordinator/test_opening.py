@@ -8,8 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from fedwan.coordinator.opening import await_initial
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.buffer import Reception
@@ -29,10 +27,9 @@ class Opening:
         self.bench = Bench(folder, num_values=num_values, sites=("s1", "s2"))
         self.hub, self.over = self.bench.hub, threading.Event()
         self.hub.model = None
-        self.signals = {}
         for site in ("s1", "s2"):
             self.hub.join(site, self.bench.hello(site))
-            self.signals[site] = self.hub.attach(site, f"{site}-first")
+            self.signals = self.hub.attach(site, f"{site}-first")
         self.right, self.wrong = (payload_of(value, self.bench.layout) for value in (0.0, 1.0))
         assert -(-self.right.num_bytes // CHUNK) == NUM_CHUNKS
 
@@ -49,9 +46,14 @@ class Opening:
             reception.write(index * CHUNK, payload.read(index * CHUNK, size))
         return self.hub.close_stripe(site, header)
 
-    def begin(self, *threads: Callable[[], object]) -> None:
-        """Await the weights while these run."""
-        for call in threads:
+    def begin(self, pause_s: float, *threads: Callable[[], object]) -> None:
+        """Await the weights while these run; s2 sends its own once it is asked for them."""
+
+        def other() -> None:
+            assert self.signals.get(timeout=20).kind == wire.CoordinatorSignal.SEND_INITIAL
+            self.send("s2", NUM_CHUNKS, pause_s)
+
+        for call in (*threads, other):
             threading.Thread(target=call, daemon=True).start()
         config: Any = SimpleNamespace(
             round=SimpleNamespace(patience_s=PATIENCE_S), half_life=1000.0
@@ -61,31 +63,15 @@ class Opening:
         finally:
             self.over.set()
 
-    def asked(self, site: str) -> None:
-        """Wait until a site is asked for its weights."""
-        assert self.signals[site].get(timeout=20).kind == wire.CoordinatorSignal.SEND_INITIAL
-
-
-@pytest.fixture
-def opening(tmp_path: Path) -> Opening:
-    return Opening(tmp_path)
-
 
 def test_an_upload_that_died_near_its_end_does_not_hide_that_another_one_moves(
-    opening: Opening,
+    tmp_path: Path,
 ) -> None:
+    opening = Opening(tmp_path)
     opening.send("s1", NUM_CHUNKS - 1, 0.0)
-
-    def other() -> None:
-        opening.asked("s2")
-        opening.send("s2", NUM_CHUNKS, 0.15 * PATIENCE_S)
-
-    opening.begin(other)
+    opening.begin(0.15 * PATIENCE_S)
 
 
-def test_another_site_is_asked_where_one_sends_a_little_now_and_then(opening: Opening) -> None:
-    def other() -> None:
-        opening.asked("s2")
-        opening.send("s2", NUM_CHUNKS, 0.0)
-
-    opening.begin(lambda: opening.send("s1", NUM_CHUNKS, 0.19 * PATIENCE_S, opening.wrong), other)
+def test_another_site_is_asked_where_one_sends_a_little_now_and_then(tmp_path: Path) -> None:
+    opening = Opening(tmp_path)
+    opening.begin(0.0, lambda: opening.send("s1", NUM_CHUNKS, 0.19 * PATIENCE_S, opening.wrong))

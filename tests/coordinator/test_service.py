@@ -151,6 +151,7 @@ def test_figures_are_kept_with_what_images_were_seen_through_and_all_seconds_of_
     qualities = [row for row in ran.result.records if row["kind"] == "quality"]
     for told in (*qualities, ran.result.totals.quality):
         assert (told["num_real"], told["seen_through"]) == (9, "random features")
+    assert ran.events("measuring")[-1] == "s1 measures version 1 (step 2)"
     assert len(calls) > 1 and ran.result.totals.evaluation_s >= 0.02 * len(calls)
 
 

@@ -178,7 +178,7 @@ def test_what_half_precision_rounds_away_as_an_update_lands_is_no_step_of_the_si
     (fragment,) = whole(replica.layout)
     for value in replica.base.values():
         value.add_(1e-4)
-    replica.land(fragment, 0.0)
+    land(replica)
     for taken in (replica.delta(fragment), replica.take_delta(fragment, {})):
         assert not any(bool(delta.any()) for delta in taken.values())
 
@@ -197,14 +197,13 @@ def stepped(
     return net, optimizer, replica
 
 
-def land(replica: Replica) -> None:
+def land(replica: Replica, alpha: float = 0.0) -> None:
     (fragment,) = whole(replica.layout)
-    replica.land(fragment, 0.0)
+    replica.land(fragment, alpha)
 
 
 def land_in_part(replica: Replica) -> None:
-    (fragment,) = whole(replica.layout)
-    replica.land(fragment, 0.5)
+    land(replica, 0.5)
 
 
 def land_less_what_is_owed(replica: Replica) -> None:

@@ -85,9 +85,14 @@ STRATEGIES = [
 
 
 def together(
-    pair: Processes, folder: Path, words: str, script: Callable[[], Any] = take_steps
+    pair: Processes,
+    folder: Path,
+    words: str | Config,
+    script: Callable[[], Any] = take_steps,
+    **options: float,
 ) -> list[Ran]:
-    ran = pair.run(at_site, asked(*words.split()), folder, script)
+    config = asked(*words.split()) if isinstance(words, str) else words
+    ran = pair.run(at_site, config, folder, script, **options)
     assert all(isinstance(one, Ran) for one in ran), ran
     return ran
 
@@ -461,11 +466,9 @@ def follow_recipe() -> None:
 
 
 def both(pair: Processes, words: str, folder: Path) -> State:
-    ran = pair.run(at_site, recipe_of(words), folder, follow_recipe)
-    assert all(isinstance(one, Ran) for one in ran), ran
-    assert len(ran[0].sha256) == 1
-    state: State = ran[0].state
-    return state
+    first, _ = together(pair, folder, recipe_of(words), follow_recipe)
+    assert len(first.sha256) == 1
+    return first.state
 
 
 @pytest.mark.parametrize(("words", "partitions"), CASES)
@@ -638,10 +641,9 @@ def test_tensors_of_any_dtype_that_travels_reach_all_processes(pair: Processes) 
 def test_processes_begin_anew_together_after_a_contribution_was_refused(
     words: str, pair: Processes, tmp_path: Path
 ) -> None:
-    config = asked("steps=16", *words.split())
-    ran = pair.run(at_site, config, tmp_path, partial(overflow_once, 8), timeout_s=40)
-    assert all(isinstance(one, Ran) for one in ran), ran
-    assert ran[0].sha256 == {ran[1].ended.sha256}
+    spoilt = partial(overflow_once, 8)
+    first, second = together(pair, tmp_path, f"steps=16 {words}", spoilt, timeout_s=40)
+    assert first.sha256 == {second.ended.sha256}
 
 
 def refresh_cut(form: Callable[[nn.Module], nn.Module]) -> list[bool]:
