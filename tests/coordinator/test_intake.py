@@ -34,10 +34,6 @@ def reception_of(folder: Path, num_bytes: int, chunk_bytes: int = CHUNK) -> Uplo
     return UploadReception(header, folder)
 
 
-def chunks_of(data: bytes, chunk_bytes: int = CHUNK) -> list[tuple[int, bytes]]:
-    return [(at, data[at : at + chunk_bytes]) for at in range(0, len(data), chunk_bytes)]
-
-
 def test_a_chunk_that_came_again_changes_nothing(tmp_path: Path) -> None:
     reception = reception_of(tmp_path, 2 * CHUNK)
     for offset in (0, CHUNK):
@@ -69,10 +65,10 @@ def test_chunks_in_any_order_from_several_stripes_make_the_payload_once(
     claims: list[object] = []
 
     def stripe(seed: int) -> None:
-        chunks = chunks_of(data, chunk)
-        random.Random(seed).shuffle(chunks)
-        for offset, part in chunks:
-            reception.write(offset, part)
+        offsets = list(range(0, len(data), chunk))
+        random.Random(seed).shuffle(offsets)
+        for at in offsets:
+            reception.write(at, data[at : at + chunk])
             if (payload := reception.claim()) is not None:
                 claims.append(bytes(payload.read(0, len(data))) == data)
 
@@ -93,14 +89,8 @@ def upload(version: int = 0) -> Upload:
     return Upload(wire.UploadHeader.CONTRIBUTION, Key(0, version, "s1"))
 
 
-def header(
-    num_bytes: int = len(DATA), checksum: int = 1, chunk_bytes: int = 1 << 20
-) -> wire.UploadHeader:
-    return wire.UploadHeader(
-        num_bytes=num_bytes,
-        checksum=checksum,
-        chunk_bytes=chunk_bytes,
-    )
+def header(checksum: int = 1, chunk_bytes: int = 1 << 20) -> wire.UploadHeader:
+    return wire.UploadHeader(num_bytes=len(DATA), checksum=checksum, chunk_bytes=chunk_bytes)
 
 
 def test_the_same_bytes_go_on_where_they_stopped_and_others_begin_anew(tmp_path: Path) -> None:

@@ -202,12 +202,9 @@ def test_a_coordinator_that_is_killed_repeats_its_bits_and_sends_no_version_twic
     again = run_tiny(tmp_path / "b", config, resume=True)
     assert again.hashes == {expected}
     assert again.result.totals.epsilon == spent[-1]
-    holders = {p.name for p in tmp_path.rglob("*") if p.is_file() and secret.hex() in read(p)}
+    files, held = (p for p in tmp_path.rglob("*") if p.is_file()), secret.hex().encode()
+    holders = {path.name for path in files if held in path.read_bytes()}
     assert holders == {"coordinator.safetensors", "coordinator.previous.safetensors"}
-
-
-def read(path: Path) -> str:
-    return path.read_bytes().decode("latin-1")
 
 
 def test_each_fragment_s_versions_count_and_all_of_them_keep_the_budget(tmp_path: Path) -> None:

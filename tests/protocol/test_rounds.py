@@ -377,9 +377,6 @@ def test_a_quorum_does_not_wait_for_who_was_refused_three_times() -> None:
     assert not rounds.is_hopeless
 
 
-# Any order of inputs -----------------------------------------------------------------------------
-
-
 def test_of_a_sum_that_an_earlier_start_closed_an_ejected_site_s_part_stays() -> None:
     rounds = make(RoundPolicy(3, 2, 600.0), num_fragments=2)
     for index in (0, 1):

@@ -30,13 +30,9 @@ every_strategy = pytest.mark.parametrize("name", strategy_names())
 every_workload = pytest.mark.parametrize("networks", [GAN, FLOW], ids=["gan", "flow"])
 
 
-def make_config(name: str, networks: dict[str, NetworkKind], sites: int = 2) -> Config:
-    inner = {network: InnerConfig() for network in networks}
-    return Config(strategy=name, sites=sites, steps=200, inner=inner)
-
-
 def resolved(name: str, networks: dict[str, NetworkKind], sites: int = 2) -> Config:
-    config = make_config(name, networks, sites)
+    inner = {network: InnerConfig() for network in networks}
+    config = Config(strategy=name, sites=sites, steps=200, inner=inner)
     resolve_strategy(load_strategy(name), config, networks)
     return config
 
