@@ -13,15 +13,11 @@ from fedwan.codecs.base import with_feedback
 from fedwan.errors import PayloadError
 from tests.support import spec
 
-PEAK = {"int8": 127.0, "int4": 7.0}
 WIDTH = {"int8": 128, "int4": 128, "int2": 512}
 LARGEST_BF16 = 0x7F7F
 
 every_block_codec = pytest.mark.parametrize(
     "codec", [int8(), int4(), int2()], ids=lambda codec: codec.name
-)
-with_largest_value_kept = pytest.mark.parametrize(
-    "codec", [int8(), int4()], ids=lambda codec: codec.name
 )
 
 
@@ -82,12 +78,11 @@ def test_many_records_are_added_at_once_as_each_is_alone(codec: Codec) -> None:
     assert all(map(torch.equal, targets, alone))
 
 
-@with_largest_value_kept
+@pytest.mark.parametrize(("codec", "peak"), [(int8(), 127.0), (int4(), 7.0)])
 def test_the_largest_value_of_a_block_keeps_its_code_whatever_the_scale_is_rounded_to(
-    codec: Codec,
+    codec: Codec, peak: float
 ) -> None:
     """Else it would wrap around: nothing clamps the codes."""
-    peak = PEAK[codec.name]
     scales = torch.arange(0x3F80, 0x4000, dtype=torch.int16).view(torch.bfloat16).float()
     halfway = scales + 2.0**-8  # where rounding is worst
     each = torch.cat([scales, halfway, halfway.nextafter(torch.tensor(0.0))]).unsqueeze(1)

@@ -118,11 +118,3 @@ def test_a_site_that_is_back_is_waited_for_in_site_order() -> None:
     assert verdict(rounds) == ("wait", ["s1"])
     send(rounds, "s2", 0)
     assert verdict(rounds) == ("close", ["s2", "s3"])
-
-
-def test_a_quorum_counts_no_more_sites_than_are_left() -> None:
-    rounds = make(RoundPolicy(3, quorum=2, max_staleness=4, arrivals_from=0))
-    rounds.expect(["s2"])
-    rounds.begin(0.0)
-    send(rounds, "s2", 0)
-    assert rounds.advance(1.0, 1)[0] == "close"
