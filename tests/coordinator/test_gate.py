@@ -23,7 +23,10 @@ ODD, FACTOR = "s3", 1_000_000
 
 
 class GrowingLink(RewritingLink):
-    """Contributions to some versions are much larger in one role than the site computed."""
+    """Contributions to some versions are much larger in one role than the site computed.
+
+    A hostile site does not heed that they are refused.
+    """
 
     def __init__(
         self,
@@ -31,12 +34,14 @@ class GrowingLink(RewritingLink):
         versions: range,
         role: Role = Role.PARAMETER,
         waits: bool = False,
+        is_hostile: bool = False,
     ) -> None:
         super().__init__(inner, self._grow)
         self._waits = waits
         """Until the initial weights are at the coordinator."""
         self._versions = list(versions)
         self._role = role
+        self._is_hostile = is_hostile
 
     def _grow(self, header: wire.UploadHeader, name: str, value: Tensor, role: Role) -> Tensor:
         is_grown = role is self._role and header.version in self._versions
@@ -46,8 +51,11 @@ class GrowingLink(RewritingLink):
         if self._waits and header.kind == wire.UploadHeader.CONTRIBUTION:
             eventually(lambda: hub_of(self._inner).model is not None)
         receipt = super().upload(header, payload)
-        if receipt.status == wire.Receipt.REJECTED:
-            self._versions.remove(header.version)
+        if receipt.status != wire.Receipt.REJECTED:
+            return receipt
+        if self._is_hostile:
+            return wire.Receipt(status=wire.Receipt.ACCEPTED)
+        self._versions.remove(header.version)
         return receipt
 
 
@@ -135,6 +143,16 @@ def test_a_counter_beyond_what_steps_can_count_moves_the_global_one_by_no_more(
     assert warned == [] if not is_early else warned[0].startswith("s2's velocity's largest counter")
     counters = [v for v in run.state.values() if not v.is_floating_point()]
     assert counters and all(int(value) < (13_000 if is_early else 100) for value in counters)
+
+
+@pytest.mark.slow
+def test_a_hostile_site_does_not_end_the_run_of_a_quorum(tmp_path: Path) -> None:
+    config = four_sites(round={"quorum": 3, "patience_s": 60.0})
+    run = ran(tmp_path, config, lambda link: GrowingLink(link, range(4, 99), is_hostile=True))
+    assert run.result.model.versions == [7]
+    assert run.result.totals.rejected >= 3
+    late = {row["site"] for row in run.rounds() if row["version"] > 5}
+    assert late == {"s1", "s2", "s4"}
 
 
 @pytest.mark.parametrize(

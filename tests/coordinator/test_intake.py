@@ -20,7 +20,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.buffer import MIN_CHUNK_BYTES, SPOOL_BYTES, Buffer, UploadReception
 from fedwan.protocol.round import Key
 from fedwan.state import Layout, Role, State
-from tests.support import encoded, read_all, spec
+from tests.support import StrictSource, encoded, read_all, spec
 
 CHUNK = MIN_CHUNK_BYTES
 SMALL = {"g/w": spec((3,))}
@@ -41,6 +41,17 @@ def test_a_chunk_that_came_again_changes_nothing(tmp_path: Path) -> None:
     payload = reception.claim()
     reception.write(0, b"b" * CHUNK)  # after the bytes were checked
     assert payload is not None and bytes(payload.read(0, CHUNK)) == b"a" * CHUNK
+
+
+@pytest.mark.parametrize(
+    ("offset", "size"),
+    [(0, 0), (0, CHUNK - 1), (0, CHUNK + 1), (1, CHUNK), (2 * CHUNK, CHUNK), (9 * CHUNK, 1)],
+)
+def test_a_chunk_that_does_not_fit_is_refused(offset: int, size: int, tmp_path: Path) -> None:
+    reception = reception_of(tmp_path, 2 * CHUNK + 1)
+    with pytest.raises(PayloadError, match=f"chunk of {size} bytes at {offset}"):
+        reception.write(offset, bytes(size))
+    assert reception.missing() == [0, 1, 2]
 
 
 def test_a_failed_write_leaves_its_chunk_missing(tmp_path: Path) -> None:
@@ -89,8 +100,20 @@ def upload(version: int = 0) -> Upload:
     return Upload(wire.UploadHeader.CONTRIBUTION, Key(0, version, "s1"))
 
 
-def header(checksum: int = 1, chunk_bytes: int = 1 << 20) -> wire.UploadHeader:
-    return wire.UploadHeader(num_bytes=len(DATA), checksum=checksum, chunk_bytes=chunk_bytes)
+def header(
+    num_bytes: int = len(DATA), checksum: int = 1, chunk_bytes: int = 1 << 20
+) -> wire.UploadHeader:
+    return wire.UploadHeader(num_bytes=num_bytes, checksum=checksum, chunk_bytes=chunk_bytes)
+
+
+@pytest.mark.parametrize("num_bytes", [0, len(DATA) - 1, len(DATA) + 1, 1 << 50])
+def test_another_size_than_the_codec_makes_is_refused_before_anything_is_allocated(
+    num_bytes: int, tmp_path: Path
+) -> None:
+    intake = make(tmp_path)
+    with pytest.raises(PayloadError, match=f"{num_bytes} bytes announced .* fp32 .*{len(DATA)}"):
+        intake.open(upload(), header(num_bytes))
+    assert intake.find(upload()) is None
 
 
 def test_the_same_bytes_go_on_where_they_stopped_and_others_begin_anew(tmp_path: Path) -> None:
@@ -151,6 +174,13 @@ def test_buffers_are_measured_by_kind_and_moments_are_not() -> None:
     )
     assert measures.norms == pytest.approx({"d": 3.0, "g": 7.0})
     assert measures.figures() == measures.buffers | {"d's norm": 3.0, "g's norm": 7.0}
+
+
+def test_a_damaged_payload_is_refused() -> None:
+    data = bytearray(read_all(encoded(good(), LAYOUT)))
+    data[-20] ^= 1
+    with pytest.raises(PayloadError, match="checksum"):
+        inspect(StrictSource(bytes(data)), LAYOUT, fp32())
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedwan.codecs import fp32
 from fedwan.config import Config, DataConfig, InnerConfig
+from fedwan.coordinator import members
 from fedwan.coordinator.model import (
     CHECKPOINT,
     PREVIOUS,
@@ -23,10 +26,11 @@ from fedwan.coordinator.model import (
     update_ema,
 )
 from fedwan.coordinator.run import CoordinatedRun
-from fedwan.errors import CheckpointError, ConfigError, FedwanError, UserError
+from fedwan.errors import CheckpointError, ConfigError, FedwanError, SiteEjected, UserError
 from fedwan.fragments import strided
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.base import Delivery
+from fedwan.link.base import Delivery, Link
+from fedwan.site.site import Membership
 from fedwan.state import (
     Layout,
     Role,
@@ -43,13 +47,17 @@ from strategies import diloco, local_sgd, sync
 from tests.support import (
     ADAM,
     DyingLink,
+    RewritingLink,
     Stopped,
+    TinyWorkload,
     WrappedLink,
     build_strategy,
+    killed_after,
     random_state,
     run_tiny,
     same_bits,
     spec,
+    take_part,
     tiny_config,
 )
 
@@ -364,3 +372,37 @@ def test_a_run_goes_back_to_a_checkpoint_that_is_kept(tmp_path: Path) -> None:
     loaded = GlobalModel.load(out / "checkpoint", diloco.build(config), config)
     loaded.save(out / "checkpoint", meta)  # nor is it where another process wrote the first
     assert read_tensors_meta(path)["versions"] == kept
+
+
+def test_a_run_goes_back_to_before_a_site_lied_and_ends_as_if_it_had_been_put_out_then(
+    tmp_path: Path,
+) -> None:
+    config = tiny_config(sites=3, steps=16, h=2, round={"gate": 0.0}, checkpoint={"every": 2})
+    after = CoordinatedRun._after_version
+
+    def part(member: Membership, workload: TinyWorkload) -> None:
+        with suppress(SiteEjected):
+            take_part(member, workload)
+
+    def lying(name: str, link: Link) -> Link:
+        def change(header: wire.UploadHeader, _: str, value: Tensor, role: Role) -> Tensor:
+            return -9 * value if header.version >= 2 and role is Role.PARAMETER else value
+
+        return RewritingLink(link, change) if name == "s3" else link  # type: ignore[return-value]
+
+    def ejecting(version: int) -> Any:
+        def eject(run: CoordinatedRun, model: GlobalModel, before: int) -> None:
+            after(run, model, before)
+            if model.version == version:
+                members.answer(run, {"ask": "eject", "site": "s3"})
+
+        return patch.object(CoordinatedRun, "_after_version", eject)
+
+    with ejecting(2):
+        honest = run_tiny(tmp_path / "a", config, part=part)
+    with ejecting(4), killed_after(4):
+        run_tiny(tmp_path / "b", config, part=part, wrap=lying)
+    go_back(tmp_path / "b" / "checkpoint", 2)
+    ran = run_tiny(tmp_path / "b", config, part=part, wrap=lying, resume=True)
+    assert {row["site"] for row in ran.rounds()} == {"s1", "s2"}
+    assert hash_state(ran.state) == hash_state(honest.state)

@@ -127,6 +127,19 @@ def test_versions_that_no_run_reaches_are_refused(bench: Bench) -> None:
         bench.hub.download("s1", request)
 
 
+def test_the_same_contribution_twice_is_one(bench: Bench) -> None:
+    payload = payload_of(1.0, bench.layout)
+    header = prepared(payload)
+    assert upload(bench, header, payload).status == wire.Receipt.ACCEPTED
+    first = bench.contribution("s1")
+    bench.hub.join("s1", bench.hello("s1", "second"))
+    for session, again in (("second", payload), ("second", payload_of(2.0, bench.layout))):
+        receipt = bench.hub.open_upload("s1", prepared(again, session))
+        assert isinstance(receipt, wire.Receipt) and receipt.status == wire.Receipt.ACCEPTED
+    assert bench.hub.close_stripe("s1", header).status == wire.Receipt.ACCEPTED
+    assert bench.contribution("s1") is first
+
+
 # Uploads ---------------------------------------------------------------------------------------
 
 

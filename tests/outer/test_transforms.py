@@ -109,3 +109,19 @@ def test_nesterov_agrees_with_torch_over_200_steps(lr: float, momentum: float) -
         update, state = transform.update({"w": delta}, state)
         mine = mine + update["w"]
         torch.testing.assert_close(mine, theirs.detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_deltas_of_the_same_weights_add_up_to_nesterov_on_their_mean(every: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    theirs = mine = torch.randn(16, 4, generator=generator, dtype=torch.float64)
+    plain, delayed = nesterov(0.6, 0.9), delayed_nesterov(0.6, 0.9, every)
+    state, own = plain.init({"w": theirs}), delayed.init({"w": mine})
+    for _ in range(20):
+        deltas = torch.randn(every, 16, 4, generator=generator, dtype=torch.float64)
+        update, state = plain.update({"w": deltas.mean(0)}, state)
+        theirs = theirs + update["w"]
+        for delta in deltas:
+            update, own = delayed.update({"w": delta}, own)
+            mine = mine + update["w"]
+        torch.testing.assert_close(mine, theirs)

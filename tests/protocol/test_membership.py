@@ -118,3 +118,25 @@ def test_a_site_that_is_back_is_waited_for_in_site_order() -> None:
     assert verdict(rounds) == ("wait", ["s1"])
     send(rounds, "s2", 0)
     assert verdict(rounds) == ("close", ["s2", "s3"])
+
+
+def test_what_an_ejected_site_sent_is_dropped_unless_it_was_merged() -> None:
+    rounds = make(RoundPolicy(3, 3))
+    rounds.begin(0.0)
+    for name in ("s1", "s2"):
+        send(rounds, name, 0)
+    assert verdict(rounds) == ("wait", ["s1", "s2"])
+    send(rounds, "s1", 1)  # it went ahead
+    assert len(rounds.forget("s1")) == 1 and rounds.forget("s2") == []
+    rounds.expect(["s2", "s3"])
+    send(rounds, "s3", 0)
+    assert verdict(rounds) == ("close", ["s3"])
+    assert len(rounds.publish(Update(1))) == 3
+
+
+def test_a_quorum_counts_no_more_sites_than_are_left() -> None:
+    rounds = make(RoundPolicy(3, quorum=2, max_staleness=4, arrivals_from=0))
+    rounds.expect(["s2"])
+    rounds.begin(0.0)
+    send(rounds, "s2", 0)
+    assert rounds.advance(1.0, 1)[0] == "close"

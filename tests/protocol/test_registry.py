@@ -51,6 +51,13 @@ def test_a_site_is_live_from_its_join_until_it_falls_silent(registry: Registry) 
     assert registry.live(300.0) == [] and registry.notice(400.0) == ([], [])
 
 
+def test_old_sessions_are_not_heard(registry: Registry) -> None:
+    assert registry.admit("s1", "b", 0.0) and registry.rejoins == 1
+    assert not registry.hear("s1", "a", 9, 9.0)
+    registry.drop("s1", "a")
+    assert registry.live(10.0) == ["s1"] and registry.sites["s1"].step == 0
+
+
 def test_a_late_join_of_a_replaced_session_does_not_put_the_present_one_out(
     registry: Registry,
 ) -> None:
@@ -58,7 +65,6 @@ def test_a_late_join_of_a_replaced_session_does_not_put_the_present_one_out(
     signals = attach(registry, "s1", "a")
     registry.admit("s1", "b", 0.0)
     assert kinds(signals) == [Signal.GONE] and kinds(attach(registry, "s1", "b")) == []
-    assert not registry.hear("s1", "a", 9, 1.0) and registry.sites["s1"].step == 0
     with pytest.raises(SessionLost, match="another process of s1 has joined"):
         registry.admit("s1", "a", 1.0)
     assert registry.sites["s1"].session == "b" and registry.rejoins == 1
@@ -85,6 +91,16 @@ def test_a_late_join_of_a_session_that_has_left_does_not_bring_it_back(registry:
         registry.admit("s1", "a", 1.0)
     assert registry.live(1.0) == [] and registry.sites["s1"].joins == 1
     assert registry.admit("s1", "b", 2.0) and registry.live(2.0) == ["s1"]
+
+
+def test_only_the_present_session_attaches(registry: Registry) -> None:
+    with pytest.raises(SessionLost, match="this session of s1 was replaced"):
+        attach(registry, "s1", "other")
+    for name in ("s2", "stranger"):
+        with pytest.raises(SessionLost, match="has not joined this run"):
+            attach(registry, name, "")
+        assert not registry.hear(name, "x", 1, 0.0)
+        registry.drop(name, "x")
 
 
 def test_another_site_sends_the_first_weights_where_the_first_to_join_is_lost(

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedwan.codecs import fp32
 from fedwan.errors import PayloadError
@@ -71,6 +73,22 @@ def close(rounds: Rounds[Sent, Update], *sites: str, live: int = 3) -> list[tupl
     return [(merge.key.site, merge.key.version, merge.staleness) for merge in present.merged]
 
 
+@settings(deadline=None)
+@given(st.permutations(SITES))
+def test_behind_a_barrier_sites_are_merged_in_their_order_whatever_the_arrivals(
+    order: list[str],
+) -> None:
+    rounds = make(RoundPolicy(3, 3))
+    rounds.begin(0.0)
+    merged: list[str] = []
+    for site in order:
+        send(rounds, site, 0)
+        verdict, merges = rounds.advance(1.0, 3)
+        merged += [merge.key.site for merge in merges]
+        assert merged == list(SITES[: len(merged)])
+    assert verdict == "close" and merged == list(SITES)
+
+
 def test_a_round_that_is_held_merges_when_it_closes_without_what_is_left_out() -> None:
     rounds = make(RoundPolicy(3, 3, 10.0, max_staleness=1))
     rounds.begin(0.0).is_held = True
@@ -121,6 +139,41 @@ def test_a_contribution_that_is_forgotten_is_not_waited_for() -> None:
     assert rounds._present().waiting == ["s1", "s3"] and not rounds.is_stuck
 
 
+def test_fragments_take_turns_by_when_they_are_due() -> None:
+    rounds = make(RoundPolicy(1, 1), num_fragments=2, num_versions=2)
+    turns = []
+    while not rounds.is_done:
+        present = rounds.begin(0.0)
+        turns.append((present.fragment.index, present.version))
+        for site in SITES:
+            key = Key(present.fragment.index, present.version, site)
+            rounds.arrive(key, Sent(wire.Work(samples=2)), 0.0)
+        rounds.advance(0.0, 3)
+        rounds.publish(Update(1))
+    assert turns == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert (rounds.version, rounds.run_step) == (2, 4)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+def test_a_late_contribution_is_merged_after_the_others_or_dropped(max_staleness: int) -> None:
+    rounds = make(RoundPolicy(3, 2, 10.0, max_staleness=max_staleness))
+    assert close(rounds, "s2", "s3") == [("s2", 0, 0), ("s3", 0, 0)]
+    if not max_staleness:
+        for _ in range(3):  # stripes, or attempts
+            assert rounds.settled(Key(0, 0, "s1")) == "stale"
+            rounds.note_dropped(Key(0, 0, "s1"), wire.Work())
+        assert rounds.dropped == 1
+        return
+    rounds.begin(0.0)
+    for site in ("s2", "s3"):
+        send(rounds, site, 1)
+    assert rounds.advance(10.0, 3)[0] == "close"
+    send(rounds, "s1", 0)  # while the round is committed: it waits for the next
+    assert len(rounds.publish(Update(1))) == 2
+    assert close(rounds, "s2", "s3") == [("s2", 2, 0), ("s3", 2, 0), ("s1", 0, 2)]
+    assert rounds.settled(Key(0, 0, "s1")) == "accepted" and rounds.dropped == 0
+
+
 def test_only_the_present_version_and_the_next_are_wanted() -> None:
     rounds = make(RoundPolicy(3, 3))
     wanted = [rounds.settled(Key(0, version, "s1")) for version in range(3)]
@@ -160,6 +213,34 @@ def test_a_barrier_does_not_wait_for_a_site_that_waits_to_be_merged() -> None:
     assert rounds.settled(Key(0, 0, "s3")) == "stale"
     assert close(rounds, "s1", "s2")
     assert rounds.settled(Key(0, 1, "s3")) == "", "on arrival it makes a version of its own"
+
+
+def test_a_pace_of_the_sites_own_ends_with_the_samples_of_all() -> None:
+    rounds = make(RoundPolicy(3, 1, arrivals_from=0), least_steps=1)
+    for count in range(1, 13):
+        rounds.begin(0.0)
+        send(rounds, "s1" if count % 2 else "s2", rounds.versions[0], steps=2 if count % 2 else 1)
+        rounds.advance(0.0, 3)
+        rounds.publish(Update(1))
+        assert rounds.progress == rounds.samples // 6
+    assert not rounds.is_done and rounds.run_step == 6
+    assert rounds.tell("s1", 0).steps == 2 and rounds.tell("s2", 0).steps == 1
+    assert rounds.tell("s3", 0).steps == 0, "nothing is known of its speed"
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_what_a_closed_round_was_not_given_is_late_though_its_update_is_not_out(most: int) -> None:
+    rounds = make(RoundPolicy(3, 2, 10.0, max_staleness=most))
+    for version in range(3):
+        rounds.begin(0.0)
+        for site in SITES[:2]:
+            send(rounds, site, version)
+        assert rounds.settled(Key(0, version - most, "s3")) == ""
+        assert rounds.advance(10.0, 3)[0] == "close"
+        assert rounds.settled(Key(0, version - most, "s3")) == "stale"
+        assert rounds.settled(Key(0, version, "s1")) == "accepted"
+        assert rounds.settled(Key(0, version + 1, "s3")) == ""
+        rounds.publish(Update(1))
 
 
 # What sites are told -----------------------------------------------------------------------------
@@ -282,6 +363,16 @@ def test_a_site_that_missed_an_update_it_is_merged_into_has_all_sites_begin_anew
     assert rounds.tell("s1", 0).anew_from == rounds.tell("s2", 0).anew_from == 3
 
 
+@pytest.mark.parametrize(("checkpoint", "anew_from"), [(1, 0), (0, 2)])
+def test_what_a_new_process_has_lost_others_are_not_corrected_for(
+    checkpoint: int, anew_from: int
+) -> None:
+    rounds = make(RoundPolicy(3, 1, 10.0))
+    close(rounds, "s1")
+    rounds.note_back("s1", checkpoint)
+    assert rounds.tell("s2", 0).anew_from == anew_from
+
+
 def test_where_a_new_process_cannot_make_again_what_was_sent_it_is_not_its_own() -> None:
     rounds = make(RoundPolicy(3, 3, 10.0), num_fragments=2)
     send(rounds, "s1", 0, 0.0)
@@ -318,14 +409,30 @@ def test_beginning_anew_outlives_the_coordinator_and_comes_before_versions_taken
     assert rounds.tell("s1", 0).anew_from == anew_from
 
 
-def test_who_lost_what_it_had_after_the_last_round_takes_its_steps_again() -> None:
-    rounds = make(RoundPolicy(3, 3), versions=[2])
-    assert [rounds.is_behind("s1", version) for version in range(3)] == [False, True, False]
-    assert not rounds.note_back("s1", 1) and rounds.note_back("s1", 1, repeats=False)
+@pytest.mark.parametrize(
+    ("policy", "merged", "checkpoint", "is_behind"),
+    [
+        (RoundPolicy(3, 3), "s1 s2 s3", 1, True),
+        (RoundPolicy(3, 3), "", 1, True),  # the coordinator is new
+        (RoundPolicy(3, 3), "s1 s2 s3", 2, False),
+        (RoundPolicy(3, 3), "s1 s2 s3", 0, False),
+        (RoundPolicy(3, 2), "s1 s2 s3", 1, False),  # others go on meanwhile
+    ],
+)
+def test_who_lost_what_it_had_after_the_last_round_takes_its_steps_again(
+    policy: RoundPolicy, merged: str, checkpoint: int, is_behind: bool
+) -> None:
+    rounds = make(policy)
+    rounds.versions = [2]
+    for site in merged.split():
+        rounds._merged[0][site] = (1, 2)
+    assert rounds.is_behind("s1", checkpoint) is is_behind
+    assert rounds.note_back("s1", checkpoint) is (checkpoint < 2 and not is_behind)
+    assert rounds.note_back("s1", checkpoint, repeats=False) is (checkpoint < 2)
     rounds._merged[0]["s1"] = (0, 1)
-    assert not rounds.is_behind("s1", 1), "its steps of the last round are in no update"
-    assert not make(RoundPolicy(3, 2), versions=[2]).is_behind("s1", 1), "others go on meanwhile"
-    assert not make(RoundPolicy(3, 3), versions=[4]).is_behind("s1", 3), "there is no round left"
+    assert not rounds.is_behind("s1", checkpoint), "its steps of the last round are in no update"
+    rounds.versions = [4]
+    assert not rounds.is_behind("s1", 3), "there is no round left"
 
 
 @pytest.mark.parametrize("has_deadline", [False, True])
@@ -375,6 +482,45 @@ def test_a_quorum_does_not_wait_for_who_was_refused_three_times() -> None:
     assert rounds.is_hopeless
     rounds.publish(Update(1))
     assert not rounds.is_hopeless
+
+
+# Any order of inputs -----------------------------------------------------------------------------
+
+inputs = st.lists(
+    st.tuples(st.sampled_from(["send", "advance", "publish"]), st.sampled_from(SITES)), max_size=60
+)
+
+
+@settings(deadline=None)
+@given(inputs, st.integers(0, 2), st.integers(1, 3), st.booleans())
+def test_each_contribution_is_merged_once_or_dropped(
+    steps: list[tuple[str, str]], max_staleness: int, quorum: int, arrives: bool
+) -> None:
+    policy = RoundPolicy(3, quorum, 5.0, max_staleness=max_staleness)
+    if arrives:
+        policy = RoundPolicy(3, quorum, 1e9, max_staleness=max_staleness, arrivals_from=0)
+    rounds = make(policy, num_versions=10**6)
+    now_s, sent, merged, freed = 0.0, 0, 0, 0
+    present = rounds.begin(now_s)
+    for what, site in steps:
+        now_s += 1.0
+        key = Key(0, rounds.versions[0], site)
+        if what == "send" and rounds.settled(key) == "":
+            send(rounds, site, key.version, now_s)
+            sent += 1
+        elif what == "advance" and not present.is_closed:
+            verdict, merges = rounds.advance(now_s, 3)
+            merged += len(merges)
+            assert all(merge.staleness <= max_staleness for merge in merges)
+            if verdict == "stop":
+                return
+        elif what == "publish" and present.is_closed:
+            assert present.merged and len(present.merged) >= (1 if arrives else quorum)
+            freed += len(rounds.publish(Update(1)))
+            assert rounds.versions == [present.version + 1]
+            present = rounds.begin(now_s)
+    assert freed <= sent and merged <= sent
+    assert freed == merged - len(present.merged) + rounds.dropped
 
 
 def test_of_a_sum_that_an_earlier_start_closed_an_ejected_site_s_part_stays() -> None:

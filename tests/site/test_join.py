@@ -741,6 +741,32 @@ def test_a_script_whose_moments_merge_has_its_own_rate_and_decay(
     assert "net/0.0.weight|exp_avg_sq" in run.model.state
 
 
+def test_under_sync_reduce_clips_as_the_coordinator_does(tmp_path: Path) -> None:
+    norms: list[float] = []
+
+    def body(trainer: Trainer, site: Any) -> None:
+        trainer.step(site.reduce)
+        grads = [p.grad for p in trainer.net.parameters() if p.grad is not None]
+        norms.append(float(nn.utils.get_total_norm(grads)))
+
+    config = asked("strategy=sync", "inner.net.clip_norm=0.01")
+    copies: list[bool] = []
+
+    def train(_: object) -> None:
+        trainer = Trainer("adamw")
+        trainer.scheduler = None
+        with trainer.join(state={}) as site:
+            assert isinstance(site, Site)
+            copies.append(site.replica.base is not site.replica.live)
+            for _ in site:
+                body(trainer, site)
+
+    run = simulate(config, tmp_path, train=train)
+    assert not any(copies)
+    assert set(run.site_sha256.values()) == {hash_state(run.model.state)}
+    assert max(norms) == pytest.approx(0.01, rel=1e-3)
+
+
 # Alone -------------------------------------------------------------------------------------------
 
 

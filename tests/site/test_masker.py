@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,24 @@ def check(merger: MaskedMerger, masks: object, total: Mapping[str, Tensor], coun
     merged, _ = merger.open(masks, SIZES)  # type: ignore[arg-type]
     for name, value in total.items():
         assert torch.allclose(merged[name], value / count, atol=1e-7)
+
+
+def test_masks_come_off_whoever_falls_silent(folder: Path, tmp_path: Path) -> None:
+    sites, dice = Sites(folder, tmp_path), random.Random(3)
+    for version in range(30):
+        senders = [n for n in NAMES if dice.random() < 0.8] or NAMES
+        if len(senders) < majority(len(NAMES)):
+            senders = NAMES
+        merger, bundles, total = sites.send(version, senders)
+        asked = Unmasking(NAMES, 3, 0, version, BASIS, bundles)
+        some = dice.sample(senders, dice.randint(2, len(senders)))
+        sites.ask(asked, version, some)
+        if len(some) < asked.needed:
+            assert key_streams(asked, NAMES, bundles) is None
+            assert set(asked.waits_for) == set(senders) - set(some)
+            sites.ask(asked, version, senders)
+        masks = key_streams(asked, NAMES, bundles)
+        check(merger, masks, total, len(senders))
 
 
 def test_a_version_is_summed_over_one_list_of_sites_alone(

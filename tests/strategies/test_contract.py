@@ -1,4 +1,4 @@
-"""What every strategy must do: resolve, build and train."""
+"""What every strategy must do: resolve, refuse, build, train, and bear a site that goes away."""
 
 from __future__ import annotations
 
@@ -30,9 +30,13 @@ every_strategy = pytest.mark.parametrize("name", strategy_names())
 every_workload = pytest.mark.parametrize("networks", [GAN, FLOW], ids=["gan", "flow"])
 
 
-def resolved(name: str, networks: dict[str, NetworkKind], sites: int = 2) -> Config:
+def make_config(name: str, networks: dict[str, NetworkKind], sites: int = 2) -> Config:
     inner = {network: InnerConfig() for network in networks}
-    config = Config(strategy=name, sites=sites, steps=200, inner=inner)
+    return Config(strategy=name, sites=sites, steps=200, inner=inner)
+
+
+def resolved(name: str, networks: dict[str, NetworkKind], sites: int = 2) -> Config:
+    config = make_config(name, networks, sites)
     resolve_strategy(load_strategy(name), config, networks)
     return config
 
@@ -100,6 +104,35 @@ def test_outer_lr_1_without_momentum_averages_a_network_beside_one_with_momentum
     ran = trained(name, outer={"discriminator": {"lr": 1.0, "momentum": 0.0}}, **stream)
     for tensor, value in averaged.items():
         assert torch.equal(value, ran[tensor]) == tensor.startswith("discriminator/")
+
+
+ABSENCES = [
+    *((name, 2, {}) for name in strategy_names() if name not in ("sync", "sparse_loco")),
+    *((name, 3, {}) for name in ("sync", "sparse_loco", "diloco", "async_diloco", "eager_diloco")),
+    ("diloco", 2, {"round": {"least_steps": 1}}),
+    ("streaming_diloco", 2, {"network": {"discriminator": {"h": 2}}}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "quorum", "more"), ABSENCES)
+def test_a_run_bears_a_site_that_dies_at_a_third_and_returns_at_two_thirds(
+    name: str,
+    quorum: int,
+    more: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    h = 1 if name in GRADIENTS else 6
+    rounds: dict[str, Any] = {"quorum": quorum, "patience_s": 30.0}
+    sections = {"stream": {"fragments": 2}} if name in STREAMS else {}
+    sections |= more | {"round": rounds | more.get("round", {})}
+    inner = dict.fromkeys(TINY_GAN, TINY_GAN["discriminator"])
+    sections |= {"kind": "regression", "checkpoint": {"every": 1}}
+    config = tiny_config(name, inner, sites=3, h=h, steps=20 * h, **sections)
+    ran = run_tiny(tmp_path, config, absences={"s2": Absence(1 / 3, 2 / 3)})
+    assert len(ran.hashes) == 1
+    assert ran.rounds("s2")[-1]["step"] >= 0.9 * config.steps or h == 1, "it came back"
+    assert ran.result.totals.rejoins == 1
 
 
 def test_a_site_that_dies_at_a_rounds_end_forgets_nothing_that_any_of_its_networks_owes(
