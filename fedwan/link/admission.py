@@ -14,10 +14,9 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 
 from fedwan.errors import IdentityError
-from fedwan.link.tls import FILES, Identity, now, parse_file, read_file
+from fedwan.link.tls import FILES, Identity, has_issued, now, parse_file, read_file
 
 if TYPE_CHECKING:
     import grpc
@@ -170,18 +169,17 @@ class Admission:
         return _LAPSE if all(map(_has_lapsed, lists)) else ""
 
 
+def is_list_of(authority: x509.Certificate, crl: x509.CertificateRevocationList) -> bool:
+    """Whether an authority has made and signed a revocation list."""
+    key = authority.public_key()
+    return crl.issuer == authority.subject and crl.is_signature_valid(key)  # type: ignore[arg-type]
+
+
 def _has_lapsed(crl: x509.CertificateRevocationList) -> bool:
     return crl.next_update_utc is not None and crl.next_update_utc <= now()
 
 
-@lru_cache(maxsize=1 << 10)
-def _has_issued(authority: x509.Certificate, certificate: x509.Certificate) -> bool:
-    """By its key: another authority may have its name."""
-    try:
-        certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
+_has_issued = lru_cache(maxsize=1 << 10)(has_issued)
 
 
 def _read_lists(folder: Path) -> list[tuple[x509.Certificate, x509.CertificateRevocationList]]:
@@ -199,12 +197,7 @@ def _read_lists(folder: Path) -> list[tuple[x509.Certificate, x509.CertificateRe
     except ValueError:
         raise IdentityError(f"{path} cannot be read as PEM; {mend}") from None
     lists = [crl for crl in lists if crl.issuer in {ca.subject for ca in authorities}]
-    found = [
-        (ca, crl)
-        for crl in lists
-        for ca in authorities
-        if crl.issuer == ca.subject and crl.is_signature_valid(ca.public_key())  # type: ignore[arg-type]
-    ]
+    found = [(ca, crl) for crl in lists for ca in authorities if is_list_of(ca, crl)]
     if not found or {id(crl) for crl in lists} != {id(crl) for _, crl in found}:
         raise IdentityError(f"{path} was not signed by {ca_path}; {mend}")
     return found

@@ -21,10 +21,10 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial, wraps
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import TypeVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -34,12 +34,11 @@ from filelock import FileLock
 from fedwan.errors import IdentityError
 from fedwan.files import replace_bytes
 from fedwan.link import certificates
-from fedwan.link.admission import read_lists
+from fedwan.link.admission import is_list_of, read_lists
 from fedwan.link.certificates import COORDINATOR, PEM, Issuer, check_name
 from fedwan.link.tls import common_name, now
 
 T = TypeVar("T")
-P = ParamSpec("P")
 _log = logging.getLogger(__name__)
 IDENTITY_DAYS = 90
 """Days that an identity lasts unless told otherwise."""
@@ -93,19 +92,6 @@ def federation(folder: Path, hosts: Sequence[str], sites: Iterable[str]) -> Auth
     return authority
 
 
-def _alone(
-    method: Callable[Concatenate[Authority, P], T],
-) -> Callable[Concatenate[Authority, P], T]:
-    """What reads the authority's folder and then writes to it: one at a time, in all processes."""
-
-    @wraps(method)
-    def alone(self: Authority, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with _using(self.directory), FileLock(self.directory / "ca" / "lock"):
-            return method(self, *args, **kwargs)
-
-    return alone
-
-
 class Authority:
     """The authority of a folder, its key decrypted; methods raise an `IdentityError`."""
 
@@ -156,7 +142,6 @@ class Authority:
             key = _read_key(_key_path(folder, certificate), passphrase)
         return cls(directory, Issuer(certificate, key))
 
-    @_alone
     def sign(self, path: Path, days: int = IDENTITY_DAYS) -> x509.Certificate:
         """Sign a request, for so many days or as long as the authority lasts.
 
@@ -174,23 +159,23 @@ class Authority:
         wanted = certificates.parse_request(data, f"request {path}")
         name, key = common_name(wanted), wanted.public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)
-        for certificate in self._issued(name):
-            is_same, is_revoked = certificate.public_key() == key, self._is_revoked(certificate)
-            if is_same and is_revoked:
-                raise IdentityError(
-                    f"the key of {name!r} in {path} was revoked; have its identity.key deleted, "
-                    f"and another made: fedwan pki request {name}"
-                )
-            is_over = is_revoked or certificate.not_valid_after_utc <= now()
-            if not is_same and not is_over:
-                raise IdentityError(
-                    f"{name!r} has an identity of another key until "
-                    f"{certificate.not_valid_after_utc:%Y-%m-%d}; if that key is lost, revoke it "
-                    f"first: fedwan pki revoke {name} --pki {self.directory}"
-                )
-        return self._issue(name, key, certificates.hosts_of(wanted), days)
+        with self._alone():
+            for issued in self._issued(name):
+                is_same, is_revoked = issued.public_key() == key, self._is_revoked(issued)
+                until = issued.not_valid_after_utc
+                if is_same and is_revoked:
+                    raise IdentityError(
+                        f"the key of {name!r} in {path} was revoked; have its identity.key "
+                        f"deleted, and another made: fedwan pki request {name}"
+                    )
+                if not (is_same or is_revoked or until <= now()):
+                    raise IdentityError(
+                        f"{name!r} has an identity of another key until {until:%Y-%m-%d}; if that "
+                        f"key is lost, revoke it first: fedwan pki revoke {name} --pki "
+                        f"{self.directory}"
+                    )
+            return self._issue(name, key, certificates.hosts_of(wanted), days)
 
-    @_alone
     def renew(
         self, name: str, hosts: Sequence[str] = (), days: int = IDENTITY_DAYS
     ) -> x509.Certificate:
@@ -198,17 +183,17 @@ class Authority:
 
         `hosts`, if there are any, take the place of those that a coordinator had.
         """
-        if not (found := [c for c in self._issued(name) if not self._is_revoked(c)]):
-            raise IdentityError(
-                f"{name!r} has no identity of {self.directory} that is not revoked; "
-                f"have it make a request: fedwan pki request {name}"
-            )
-        newest = found[-1]
-        key = newest.public_key()
-        assert isinstance(key, ec.EllipticCurvePublicKey)
-        return self._issue(name, key, hosts or certificates.hosts_of(newest), days)
+        with self._alone():
+            if not (found := [c for c in self._issued(name) if not self._is_revoked(c)]):
+                raise IdentityError(
+                    f"{name!r} has no identity of {self.directory} that is not revoked; "
+                    f"have it make a request: fedwan pki request {name}"
+                )
+            newest = found[-1]
+            key = newest.public_key()
+            assert isinstance(key, ec.EllipticCurvePublicKey)
+            return self._issue(name, key, hosts or certificates.hosts_of(newest), days)
 
-    @_alone
     def revoke(self, name: str) -> Path:
         """Put every certificate of a party on the revocation list, and give the list's path.
 
@@ -216,12 +201,13 @@ class Authority:
         elsewhere needs the new `crl.pem` copied into its identity folder. Where a certificate is
         damaged and its file's name has no serial number, an `IdentityError` once the others are on.
         """
-        if not (paths := self._paths(name)):
-            raise IdentityError(
-                f"{name!r} was never signed by {self.directory}; the folder names are the names"
-            )
-        serials = {path: _serials_of(path) for path in paths}
-        written = self._list(chain(*serials.values()))
+        with self._alone():
+            if not (paths := self._paths(name)):
+                raise IdentityError(
+                    f"{name!r} was never signed by {self.directory}; the folder names are the names"
+                )
+            serials = {path: _serials_of(path) for path in paths}
+            written = self._list(chain(*serials.values()))
         if lost := [str(path) for path, found in serials.items() if not found]:
             raise IdentityError(
                 f"{name!r} is revoked but for {', '.join(lost)}, which is damaged and not named "
@@ -235,6 +221,12 @@ class Authority:
         return [authority for authority in found if authority != self.certificate]
 
     # Files -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While what is in the folder decides what is written: one at a time, in all processes."""
+        with _using(self.directory), FileLock(self._folder / "lock"):
+            yield
 
     def _issue(
         self, name: str, key: ec.EllipticCurvePublicKey, hosts: Sequence[str], days: int
@@ -262,7 +254,7 @@ class Authority:
         """
         path, folder = self._folder / "crl.pem", self.directory / COORDINATOR
         there, others = _read_if_good(folder / "crl.pem", read_lists), self.others(COORDINATOR)
-        ours = [self._revocations(), *filter(partial(_is_list_of, self.certificate), there)]
+        ours = [self._revocations(), *filter(partial(is_list_of, self.certificate), there)]
         revoked = dict.fromkeys(serials, now())
         revoked |= {entry.serial_number: entry.revocation_date_utc for crl in ours for entry in crl}
         if len(revoked) > len(ours[0]):
@@ -274,7 +266,7 @@ class Authority:
                 crl.public_bytes(PEM)
                 for crl in there
                 if crl.issuer != self.certificate.subject
-                or any(_is_list_of(other, crl) for other in others)
+                or any(is_list_of(other, crl) for other in others)
             ]
             data = b"".join([path.read_bytes(), *kept])
             replace_bytes(path := folder / "crl.pem", data)
@@ -297,11 +289,6 @@ class Authority:
     def _is_revoked(self, certificate: x509.Certificate) -> bool:
         serial = certificate.serial_number
         return self._revocations().get_revoked_certificate_by_serial_number(serial) is not None
-
-
-def _is_list_of(authority: x509.Certificate, crl: x509.CertificateRevocationList) -> bool:
-    key = authority.public_key()
-    return crl.issuer == authority.subject and crl.is_signature_valid(key)  # type: ignore[arg-type]
 
 
 def _serials_of(path: Path) -> set[int]:

@@ -234,16 +234,21 @@ def _issuer_of(
 ) -> x509.Certificate | None:
     """The authority at the end of a certificate's chain; None if it ends before."""
     for issuer in (*authorities, *between):
-        try:
-            certificate.verify_directly_issued_by(issuer)
-        except (ValueError, TypeError, InvalidSignature):
-            continue
-        if issuer in authorities:
-            return issuer
-        if not _may_sign(issuer):
-            continue
-        return _issuer_of(issuer, [c for c in between if c != issuer], authorities)
+        if has_issued(issuer, certificate):
+            if issuer in authorities:
+                return issuer
+            if _may_sign(issuer):
+                return _issuer_of(issuer, [c for c in between if c != issuer], authorities)
     return None
+
+
+def has_issued(authority: x509.Certificate, certificate: x509.Certificate) -> bool:
+    """Whether a certificate is by this key; another authority may have its name."""
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
 def _may_sign(certificate: x509.Certificate) -> bool:
