@@ -24,15 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedwan.config import Config
 from fedwan.flower.processes import listen
-from fedwan.flower.relay import (
-    REPLACED,
-    Relay,
-    host_of,
-    kept_headers,
-    peer_of,
-    reply,
-    text_of,
-)
+from fedwan.flower.relay import REPLACED, Relay, host_of, kept_headers, peer_of, reply, text_of
 from fedwan.link.admission import Admission, Lapse, refusal
 from fedwan.link.tls import Identity, common_name
 from fedwan.protocol.limits import Allowance

@@ -21,15 +21,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.admission import Renewable
 from fedwan.link.base import Delivery, Signals
 from fedwan.link.framing import Packing
-from fedwan.link.rpc import (
-    FINAL,
-    OPTIONS,
-    ByteCounter,
-    Patience,
-    Stub,
-    messages,
-    watch,
-)
+from fedwan.link.rpc import FINAL, OPTIONS, ByteCounter, Patience, Stub, messages, watch
 from fedwan.link.tcp import Congestion
 from fedwan.link.tls import Identity, handshake_complaint, now
 from fedwan.link.transfers import Direction, download, upload

@@ -79,12 +79,7 @@ class DataPlane:
     sites' kernels are taken to be like ours.
     """
 
-    def __init__(
-        self,
-        hub: Hub,
-        identity: Identity,
-        config: Config,
-    ) -> None:
+    def __init__(self, hub: Hub, identity: Identity, config: Config) -> None:
         self._hub = hub
         self._admission = Admission(identity.folder)
         self._calls: dict[Any, tuple[str, x509.Certificate]] = {}
@@ -144,7 +139,9 @@ class DataPlane:
         self._pool.shutdown(wait=False)  # gRPC leaves the threads of a pool that it was given
 
     def _handler(self, name: str, method: Method) -> Any:
-        call = getattr(self, f"_{name.lower()}")
+        call = getattr(self, f"_{name.lower()}", None)
+        if call is None:  # Report, Unmask, Leave
+            call = partial(self._acknowledge, getattr(self._hub, name.lower()))
         takes, _, gives = method.kind.partition("_")
 
         def arguments(requests: Iterator[Any], context: Any) -> tuple[str, Any, Any]:
@@ -155,11 +152,11 @@ class DataPlane:
                 return site, check(next(requests, False)), context
 
         def reply(requests: Iterator[Any], context: Any) -> Any:
-            with self._counted(context), _errors_as_status(context):
+            with self._answering(context):
                 return call(*arguments(requests, context))
 
         def reply_stream(requests: Iterator[Any], context: Any) -> Iterator[Any]:
-            with self._counted(context), _errors_as_status(context):
+            with self._answering(context):
                 yield from call(*arguments(requests, context))
 
         # Each as a stream, which is the same on the wire: a single message gRPC would wait for in
@@ -193,10 +190,17 @@ class DataPlane:
         return name
 
     @contextmanager
-    def _counted(self, context: Any) -> Iterator[None]:
-        """A call has its thread until its handler ends, which may be after it was cancelled."""
+    def _answering(self, context: Any) -> Iterator[None]:
+        """A call has its thread until its handler ends, which may be after it was cancelled.
+
+        Our errors become statuses, whose text the site shows as it is.
+        """
         try:
             yield
+        except FedwanError as error:
+            context.abort(code_of(error), str(error))
+        except OSError as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         finally:
             self._calls.pop(context, None)
 
@@ -243,16 +247,10 @@ class DataPlane:
         hello.certificate = _certificate_pem(context)
         return self._hub.join(site, hello)
 
-    def _report(self, site: str, report: wire.QualityReport, context: Any) -> wire.Ack:
-        self._hub.report(site, report)
-        return wire.Ack()
-
-    def _unmask(self, site: str, answer: wire.Unmasked, context: Any) -> wire.Ack:
-        self._hub.unmask(site, answer)
-        return wire.Ack()
-
-    def _leave(self, site: str, farewell: wire.Farewell, context: Any) -> wire.Ack:
-        self._hub.leave(site, farewell)
+    def _acknowledge(
+        self, hear: Callable[[str, Any], None], site: str, message: Any, context: Any
+    ) -> wire.Ack:
+        hear(site, message)
         return wire.Ack()
 
     def _control(
@@ -372,17 +370,6 @@ def _certificate_pem(context: Any) -> bytes:
 def _peer(context: Any) -> str:
     """Its `host:port`."""
     return unquote(context.peer()).partition(":")[2]
-
-
-@contextmanager
-def _errors_as_status(context: Any) -> Iterator[None]:
-    """Our errors become statuses, whose text the site shows as it is."""
-    try:
-        yield
-    except FedwanError as error:
-        context.abort(code_of(error), str(error))
-    except OSError as error:
-        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
 
 def _tolerant(parse: Callable[[bytes], Any], most_bytes: int) -> Callable[[bytes], Any]:

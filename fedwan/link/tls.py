@@ -104,11 +104,7 @@ class Identity:
         """For a gRPC channel to the coordinator."""
         import grpc
 
-        return grpc.ssl_channel_credentials(
-            root_certificates=self.ca_pem,
-            private_key=self.key_pem,
-            certificate_chain=self.cert_pem,
-        )
+        return grpc.ssl_channel_credentials(self.ca_pem, self.key_pem, self.cert_pem)
 
     def ssl_context(self, server: bool) -> ssl.SSLContext:
         """For everything that is not gRPC; whom `Admission` objects to is not refused by itself."""
