@@ -40,8 +40,8 @@ _MOST_AT_ONCE = DEVICE_SPAN // 2
 
 
 Piece = tuple[slice | Tensor, Tensor, Tensor | None]
-"""Where in the flat tensor (a slice, or indices, and 0 elsewhere); values there, (n,) or [rows, n];
-and what each row is still to be multiplied by, [rows, 1], exactly."""
+"""Where in the flat tensor (a slice, or indices, all in one piece, and 0 elsewhere); values there,
+(n,) or [rows, n]; and what each row is still to be multiplied by, [rows, 1], exactly."""
 
 
 class Coded(ABC):
@@ -80,6 +80,9 @@ class Coded(ABC):
             return
         flat = target.view(-1)
         for where, values, factor in self.pieces(target.device):
+            if isinstance(where, Tensor):
+                flat.zero_().index_copy_(0, where, values)
+                continue
             rows = flat[where].view(values.shape)
             rows.copy_(values) if factor is None else torch.mul(values, factor, out=rows)
 
@@ -91,7 +94,9 @@ class Coded(ABC):
         flat = target.view(-1)
         for where, values, factor in self.pieces(target.device):
             rows = flat[where].view(values.shape)
-            if factor is None:
+            if isinstance(where, Tensor):
+                flat.index_copy_(0, where, rows.add_(values, alpha=weight))
+            elif factor is None:
                 rows.add_(values, alpha=weight)
             elif weight == 1.0:
                 rows.addcmul_(values, factor)  # the product is exact: one rounding, fused or not

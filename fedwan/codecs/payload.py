@@ -66,14 +66,10 @@ class Payload:
 
     One thread encodes, any number of others read, and wait for what is not coded yet.
 
-    `checksum` tells two attempts at a transfer apart, random if None; `num_bytes` is that of the
-    whole, where more is to come than `buffers`.
+    `num_bytes` is that of the whole, where more is to come than `buffers`.
     """
 
-    def __init__(
-        self, buffers: Iterable[Bytes], checksum: int | None = None, num_bytes: int | None = None
-    ) -> None:
-        self.checksum = secrets.randbits(64) | 1 if checksum is None else checksum
+    def __init__(self, buffers: Iterable[Bytes], num_bytes: int | None = None) -> None:
         self._buffers: list[memoryview] = []
         self._starts: list[int] = []
         self._num_present = 0
@@ -81,12 +77,13 @@ class Payload:
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         for buffer in buffers:
-            self._put(buffer, is_hashed=num_bytes is not None)
+            self._put(buffer)
         self.num_bytes: int = self._num_present if num_bytes is None else num_bytes
+        self.checksum = self.digest() if num_bytes is None else secrets.randbits(64) | 1
+        """Tells two attempts at a transfer apart."""
 
-    def _put(self, buffer: Bytes, is_hashed: bool = True) -> None:
-        if is_hashed:
-            self._digest.update(buffer)
+    def _put(self, buffer: Bytes) -> None:
+        self._digest.update(buffer)
         if not len(buffer):
             return
         with self._changed:
@@ -107,10 +104,10 @@ class Payload:
             error = AssertionError("records are not as long as was said")
             self.fail(error)  # who reads must not wait for ever
             raise error
-        self._put(_TRAILER.pack(self._digest.intdigest()), is_hashed=False)
+        self._put(_TRAILER.pack(self.digest()))
 
     def digest(self) -> int:
-        """XXH3-64 of all but the trailer."""
+        """XXH3-64 of what is there."""
         return self._digest.intdigest()
 
     def fail(self, error: BaseException) -> None:
@@ -204,11 +201,11 @@ def read_records(source: Source, entries: Sequence[Entry]) -> Iterator[tuple[Ent
         digest.update(data)
         offset += size
         yield entry, memoryview(data)[: entry.num_bytes]
-    expected: int
-    (expected,) = _TRAILER.unpack(source.read(source.num_bytes - _TRAILER.size, _TRAILER.size))
-    if digest.intdigest() != expected:
+    found = digest.intdigest()
+    (expected,) = _TRAILER.unpack(source.read(offset, _TRAILER.size))
+    if found != expected:
         raise PayloadError(
-            f"payload's checksum is {digest.intdigest():016x}, expected {expected:016x}; "
+            f"payload's checksum is {found:016x}, expected {expected:016x}; "
             "it was damaged on the way"
         )
 

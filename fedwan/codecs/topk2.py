@@ -26,7 +26,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fedwan.codecs.base import Codec, Coded, is_run, span_values, spans
+from fedwan.codecs.base import Codec, Coded, span_values, spans
 from fedwan.codecs.blocks import MIN_SCALE, Blocks, Record
 from fedwan.codecs.payload import Bytes, tensor_from_bytes
 from fedwan.errors import PayloadError
@@ -243,21 +243,6 @@ class _SparseCoded(Coded):
         self._record = tensor_from_bytes(data, torch.uint8, (len(data),))
         _RECORD.check(self._record, spec.num_values)
         self._index, self._sent = self._entries(self._record)
-
-    def write_to(self, target: Tensor) -> None:
-        if not is_run(target):
-            super().write_to(target)
-            return
-        for index, sent, _ in self.pieces(target.device):
-            target.zero_().view(-1).index_copy_(0, index, sent)
-
-    def add_to(self, target: Tensor, weight: float = 1.0) -> None:
-        if not is_run(target):
-            super().add_to(target, weight)
-            return
-        flat = target.view(-1)
-        for index, sent, _ in self.pieces(target.device):
-            flat.index_copy_(0, index, flat[index].add_(sent, alpha=weight))
 
     def pieces(self, device: torch.device | None = None) -> Iterator[tuple[Tensor, Tensor, None]]:
         if device is None or device == self._record.device:

@@ -54,7 +54,7 @@ def test_the_documentation_shows_the_bytes_of_fp32() -> None:
 
 
 def test_a_payload_of_several_buffers_reads_like_one() -> None:
-    payload = Payload([b"", b"abc", b"", b"defg", b"h"], 0)
+    payload = Payload([b"", b"abc", b"", b"defg", b"h"])
     whole = b"abcdefgh"
     assert payload.num_bytes == len(whole)
     for begin in range(len(whole) + 1):
