@@ -102,19 +102,20 @@ def workload_names() -> list[str]:
 
 def _load(key: str, name: str, folder: str) -> ModuleType:
     pages, what = _pages(folder), f"{key} = {name!r}"
-    if name in pages:
-        module = _import_page(what, name, folder, pages[name])
-    elif plugins := entry_points(group=_GROUPS[folder]).select(name=name):
-        module = _import_installed(what, next(iter(plugins)).module)
-    elif "." in name and name.replace(".", "").isidentifier():
-        module = _import_installed(what, name)
-    else:
-        names, is_workload = _names(folder), key == "workload"
-        mend = nearest(name, [*names, COMMAND] if is_workload else names) or (
-            f"; a page of your own is {folder}/NAME.py in the folder that a service starts in"
-        )
-        more = f", nor {COMMAND}" if is_workload else ""
-        raise ConfigError(f"{what} is none of {', '.join(names)} in {folder}/{more}{mend}")
+    with told(f"{what} cannot be imported"):
+        if name in pages:
+            module = _import_page(what, name, folder, pages[name])
+        elif plugins := entry_points(group=_GROUPS[folder]).select(name=name):
+            module = _import_installed(what, next(iter(plugins)).module)
+        elif "." in name and name.replace(".", "").isidentifier():
+            module = _import_installed(what, name)
+        else:
+            names, others = _names(folder), [COMMAND] if key == "workload" else []
+            mend = nearest(name, [*names, *others]) or (
+                f"; a page of your own is {folder}/NAME.py in the folder that a service starts in"
+            )
+            more = "".join(f", nor {other}" for other in others)
+            raise ConfigError(f"{what} is none of {', '.join(names)} in {folder}/{more}{mend}")
     if not hasattr(module, "build"):
         raise ConfigError(f"{what}: {module.__file__} defines no 'build'; see {_DOCS[folder]}")
     return module
@@ -149,8 +150,7 @@ def _import_page(what: str, name: str, folder: str, path: Path) -> ModuleType:
     for root in reversed(roots):
         if str(root) not in sys.path:
             sys.path.insert(0, str(root))
-    with told(f"{what} cannot be imported"):
-        package = importlib.import_module(folder)
+    package = importlib.import_module(folder)
     if not hasattr(package, "__path__"):
         raise ConfigError(
             f"{what}: {package.__file__} hides the folder {folder}/ that has it; give that file "
@@ -158,8 +158,7 @@ def _import_page(what: str, name: str, folder: str, path: Path) -> ModuleType:
         )
     places = [str(root / folder) for root in roots]
     package.__path__ = [*places, *(place for place in package.__path__ if place not in places)]
-    with told(f"{what} cannot be imported"):
-        module = importlib.import_module(f"{folder}.{name}")
+    module = importlib.import_module(f"{folder}.{name}")
     if Path(module.__file__ or "").resolve() != path.resolve():
         raise ConfigError(
             f"{what}: {path} is hidden by {module.__file__}, which was imported before it; "
@@ -169,16 +168,15 @@ def _import_page(what: str, name: str, folder: str, path: Path) -> ModuleType:
 
 
 def _import_installed(what: str, module_name: str) -> ModuleType:
-    with told(f"{what} cannot be imported"):
-        try:
-            return importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if not f"{module_name}.".startswith(f"{error.name}."):
-                raise  # the recipe's own
-            raise ConfigError(
-                f"{what}: no module {error.name!r} is installed here; install the package that "
-                "holds it at the coordinator and at every site"
-            ) from None
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the recipe's own
+        raise ConfigError(
+            f"{what}: no module {error.name!r} is installed here; install the package that "
+            "holds it at the coordinator and at every site"
+        ) from None
 
 
 @contextmanager

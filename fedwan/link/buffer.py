@@ -138,7 +138,8 @@ class Reception(Generic[H]):
         self._is_upload = folder is not None
         self._missing = set(range(-(-num_bytes // header.chunk_bytes)))
         self.hashes = ChunkHashes(len(self._missing))
-        self._writing: set[int] = set()
+        self._is_begun = bytearray(len(self._missing))
+        """Chunks that somebody writes, or has written."""
         self._lock = threading.Lock()
         self._buffer: Buffer | FileBuffer = (
             FileBuffer(num_bytes, folder)
@@ -153,7 +154,7 @@ class Reception(Generic[H]):
         """Store a chunk; a `PayloadError` if none of this payload lies there. May be repeated."""
         chunk_bytes, num_bytes = self.header.chunk_bytes, self.header.num_bytes
         index, rest = divmod(offset, chunk_bytes)
-        if rest or len(data) != min(chunk_bytes, num_bytes - offset):
+        if not data or rest or len(data) != min(chunk_bytes, num_bytes - offset):
             raise PayloadError(
                 f"chunk of {len(data)} bytes at {offset} does not fit a payload of "
                 f"{num_bytes} bytes in chunks of {chunk_bytes}; refused"
@@ -161,32 +162,29 @@ class Reception(Generic[H]):
         if self.refusal is not None:
             raise self.refusal
         with self._lock:
-            if index not in self._missing:
-                return
             # One writer a chunk: a late one must not touch bytes that were checked meanwhile.
-            self._missing.discard(index)
-            self._writing.add(index)
+            if self._is_begun[index]:
+                return
+            self._is_begun[index] = True
         try:
             self._buffer.write(offset, data)
             if self._is_upload:
                 self.hashes.add(index, data)
         except BaseException:
-            with self._lock:
-                self._missing.add(index)
+            self._is_begun[index] = False
             raise
-        finally:
-            with self._lock:
-                self._writing.discard(index)
+        with self._lock:
+            self._missing.discard(index)
 
     def missing(self) -> list[int]:
         """Numbers of the chunks that are not here yet."""
         with self._lock:
-            return sorted(self._missing | self._writing)
+            return sorted(self._missing)
 
     def claim(self) -> Buffer | FileBuffer | None:
         """The whole payload, for the first caller after the last chunk; None for all others."""
         with self._lock:
-            if self._missing or self._writing or self._is_claimed:
+            if self._missing or self._is_claimed:
                 return None
             self._is_claimed = True
             return self._buffer

@@ -125,7 +125,7 @@ class GrpcLink:
     def join(self, hello: wire.Hello) -> wire.Welcome:
         self._renew()
         self._session = hello.session
-        welcome: wire.Welcome = self._retrying("Join", hello, self._patience_s)
+        welcome: wire.Welcome = self._retrying("Join", hello)
         if welcome.refusal:
             raise JoinRefused(welcome.refusal)
         if welcome.is_waiting:
@@ -144,22 +144,21 @@ class GrpcLink:
         header.session = self._session
         header.chunk_bytes = CHUNK_BYTES
         header.num_bytes = payload.num_bytes
-        return upload(self._up, self._patience(self._patience_s), header, payload)
+        return upload(self._up, self._patience(), header, payload)
 
     def download(self, request: wire.DownloadRequest) -> Delivery:
-        return download(self._down, self._patience(self._patience_s), request)
+        return download(self._down, self._patience(), request)
 
     def report(self, report: wire.QualityReport) -> None:
-        self._retrying("Report", report, self._patience_s)
+        self._retrying("Report", report)
 
     def unmask(self, answer: wire.Unmasked) -> None:
-        self._retrying("Unmask", answer, self._patience_s)
+        self._retrying("Unmask", answer)
 
     def leave(self, farewell: wire.Farewell) -> None:
         farewell.session = self._session
         # A courtesy: a coordinator that has gone already is not worth a long wait.
-        short_s = min(self._patience_s, LEAVE_PATIENCE_S)
-        self._retrying("Leave", farewell, short_s, short_s)
+        self._retrying("Leave", farewell, min(self._patience_s, LEAVE_PATIENCE_S))
 
     def close(self) -> None:
         if self._control is not None:
@@ -169,10 +168,8 @@ class GrpcLink:
         for channel in self._channels:
             channel.close()
 
-    def _retrying(
-        self, name: str, message: Any, patience_s: float, timeout_s: float | None = None
-    ) -> Any:
-        patience = self._patience(patience_s)
+    def _retrying(self, name: str, message: Any, timeout_s: float | None = None) -> Any:
+        patience = self._patience(timeout_s)
         while True:
             try:
                 with watch(self._address) as watched:
@@ -183,7 +180,9 @@ class GrpcLink:
             except grpc.RpcError as error:
                 patience.failed(error)
 
-    def _patience(self, patience_s: float) -> Patience:
+    def _patience(self, most_s: float | None = None) -> Patience:
+        patience_s = self._patience_s if most_s is None else most_s
+
         def diagnose() -> str | None:
             if self._renew():  # while the coordinator was away
                 return None
