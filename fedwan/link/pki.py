@@ -54,8 +54,7 @@ def request(folder: Path, name: str, hosts: Sequence[str] = ()) -> tuple[str, li
     these hosts.
     """
     check_name(name)
-    if hosts and name != COORDINATOR:
-        raise IdentityError(f"hosts are the coordinator's; site {name!r} is dialled by nobody")
+    _check_dialled(name, hosts)
     names = x509.SubjectAlternativeName(certificates.alternative_names(name, hosts))
     builder = x509.CertificateSigningRequestBuilder().subject_name(certificates.name_of(name))
     path, csr = folder / "identity.key", folder / "identity.csr"
@@ -69,6 +68,11 @@ def request(folder: Path, name: str, hosts: Sequence[str] = ()) -> tuple[str, li
         made = builder.add_extension(names, critical=False).sign(key, hashes.SHA256())
         replace_bytes(csr, made.public_bytes(PEM))
     return certificates.fingerprint(key.public_key()), certificates.hosts_of(made)
+
+
+def _check_dialled(name: str, hosts: Sequence[str]) -> None:
+    if hosts and name != COORDINATOR:
+        raise IdentityError(f"hosts are the coordinator's; site {name!r} is dialled by nobody")
 
 
 def _requested(csr: Path) -> str:
@@ -183,6 +187,7 @@ class Authority:
 
         `hosts`, if there are any, take the place of those that a coordinator had.
         """
+        _check_dialled(name, hosts)
         with self._alone():
             if not (found := [c for c in self._issued(name) if not self._is_revoked(c)]):
                 raise IdentityError(
