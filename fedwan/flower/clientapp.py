@@ -67,7 +67,8 @@ def train(ticket: Ticket, site: SiteFile, tell: Callable[[str, str, str], None])
     """
     config = from_json(ticket.config)
     argv, folder = find_command(config, site)
-    path, name = assignment_path(site), f"{ticket.run_id} ({config.workload}, {config.strategy})"
+    path, log = assignment_path(site), clientapp_files(Path(site.dir))[0]
+    name = f"{ticket.run_id} ({config.workload}, {config.strategy})"
     failed_at, has_joined, error = (-1, -1), False, FedwanError()
     outcome, _ = read_outcome(path)
     has_ended = outcome is not None and outcome.error in ("", FailedAfter.__name__)
@@ -91,16 +92,15 @@ def train(ticket: Ticket, site: SiteFile, tell: Callable[[str, str, str], None])
             error=str(error),
         )
         assignment.write(path)
-        code = _run(argv, folder, path, site, partial(tell, name, ""))
+        code = _run(argv, folder, path, log, partial(tell, name, ""))
         outcome, joined = read_outcome(path)
         version = newest_version(assignment.checkpoints)
         has_joined |= joined or version >= 0
         if outcome and not outcome.error:
             if code > 0:
-                text = f"{last_line(_log_of(site), is_placed=True)} (log {_log_of(site)})"
                 failure = FailedAfter(
                     "the training script took part to the run's end, and failed after it "
-                    f"(exit status {code}): {text}"
+                    f"(exit status {code}): {last_line(log, is_placed=True)} (log {log})"
                 )
                 replace(outcome, error=type(failure).__name__, text=str(failure)).keep(path)
                 raise failure
@@ -110,11 +110,9 @@ def train(ticket: Ticket, site: SiteFile, tell: Callable[[str, str, str], None])
         elif full := no_room(Path(site.dir)):  # not even for how it ended
             error = full
         elif outcome:
-            error = UserError(f"{outcome.failure} (exit status {code}, log {_log_of(site)})")
+            error = UserError(f"{outcome.failure} (exit status {code}, log {log})")
         else:
-            error = (FedwanError if has_joined else UserError)(
-                _silent_end(argv, code, joined, site)
-            )
+            error = (FedwanError if has_joined else UserError)(_silent_end(argv, code, joined, log))
         reached = (version, outcome.step if outcome else 0)
         is_final = outcome.is_own if outcome else code >= 0 and not has_joined
         is_final &= not isinstance(error, DiskFull)  # it may have room by now
@@ -126,11 +124,11 @@ def train(ticket: Ticket, site: SiteFile, tell: Callable[[str, str, str], None])
 
 
 def _run(
-    argv: list[str], folder: str, path: Path, site: SiteFile, on_welcome: Callable[[str], None]
+    argv: list[str], folder: str, path: Path, log: Path, on_welcome: Callable[[str], None]
 ) -> int:
     # Else torchrun opens a store on TCP, beside the one it was told of, for processes that use it.
     env = dict(os.environ) | {VARIABLE: str(path), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    service = Service(f"training of {site.site}", argv, _log_of(site), env, folder)
+    service = Service("the training script", argv, log, env, folder)
     try:
         while (code := service.poll()) is None:
             if start := welcomed_by(path):
@@ -142,16 +140,11 @@ def _run(
         drop_meeting(path)
 
 
-def _silent_end(argv: list[str], code: int, has_joined: bool, site: SiteFile) -> str:
+def _silent_end(argv: list[str], code: int, has_joined: bool, log: Path) -> str:
     """Of processes that have not said how they ended."""
-    log, words = _log_of(site), " ".join(argv)
     done = "ended" if code == 0 else f"ended with status {code}"
     how = f"was killed (status {code})" if code else "ended before the run did (status 0)"
     how = how if has_joined else f"{done} before it called fedwan.join"
     mend = "" if code else "; it has to train inside `with fedwan.join(...) as site`"
     last = last_line(log, is_placed=True) or "none"
-    return f"{words!r} {how}; last words: {last} (log {log}){mend}"
-
-
-def _log_of(site: SiteFile) -> Path:
-    return clientapp_files(Path(site.dir))[0]
+    return f"{' '.join(argv)!r} {how}; last words: {last} (log {log}){mend}"

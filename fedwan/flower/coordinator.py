@@ -63,7 +63,6 @@ def serve_coordinator(
 
     With `resume` it goes on from its last checkpoint, or from that of `from_version`.
     """
-    check_ports(config)
     with (
         processes.serving(Path(config.out), "out", "coordinator.log"),
         coordinating(config, identity, resume=resume, from_version=from_version) as (_, run),
@@ -94,12 +93,9 @@ def coordinating(
 ) -> Iterator[tuple[int, RunOnce]]:
     """A run's services while the block runs: the door's port, and what runs it to its end.
 
-    Its folder is held by who calls.
-
-    SuperLink, Flower's server, listens in the clear on loopback because its Control API has no
-    authentication and shares the Fleet API's port, which is this user's alone. Its state is a file,
-    so that a coordinator that comes back finds the SuperNodes it knew and does not disturb those
-    still at work.
+    Its folder is held by who calls. The state of SuperLink, Flower's server, is a file, so that a
+    coordinator that comes back finds the SuperNodes it knew and does not disturb those still at
+    work.
     """
     out, folder = Path(config.out), Path(config.out) / "flower"
     Status.end_orphan(serverapp_files(out)[1])

@@ -172,15 +172,14 @@ class TicketSender:
 
     def _send(self, connected: Sequence[int]) -> None:
         now = self._clock()
-        nodes = {number: self._nodes.setdefault(number, _Node()) for number in connected}
-        due = {number: node for number, node in nodes.items() if not node.ticket}
-        due = {number: node for number, node in due.items() if node.due_at <= now}
+        nodes = [(number, self._nodes.setdefault(number, _Node())) for number in connected]
+        due = [(number, node) for number, node in nodes if not node.ticket and node.due_at <= now]
         if not due:
             return
         content = RecordDict({RECORD: ConfigRecord(asdict(self._ticket))})
-        messages = [Message(content, number, message_type=ACTION, ttl=_TTL_S) for number in due]
+        messages = [Message(content, number, message_type=ACTION, ttl=_TTL_S) for number, _ in due]
         ids = self._grid.push_messages(messages)
-        for (number, node), ticket in zip(due.items(), ids, strict=True):
+        for (number, node), ticket in zip(due, ids, strict=True):
             if ticket:
                 node.ticket, node.sent_at = ticket, now
                 _log.info("ticket sent to node %d", number)

@@ -57,8 +57,7 @@ class GrpcLink:
     """Implements `fedwan.link.base.Link`; transfers may run at the same time in several threads.
 
     `channels` are TCP connections for payloads, beside the one for Control (0: what `Congestion`
-    says). `packs` lets a slow link's payloads be packed. Memory: an upload copies one chunk per
-    stripe at a time; a download holds its payload once.
+    says). `packs` lets a slow link's payloads be packed.
     """
 
     def __init__(

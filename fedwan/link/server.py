@@ -139,9 +139,7 @@ class DataPlane:
         self._pool.shutdown(wait=False)  # gRPC leaves the threads of a pool that it was given
 
     def _handler(self, name: str, method: Method) -> Any:
-        call = getattr(self, f"_{name.lower()}", None)
-        if call is None:  # Report, Unmask, Leave
-            call = partial(self._acknowledge, getattr(self._hub, name.lower()))
+        call = getattr(self, f"_{name.lower()}")
         takes, _, gives = method.kind.partition("_")
 
         def arguments(requests: Iterator[Any], context: Any) -> tuple[str, Any, Any]:
@@ -247,10 +245,16 @@ class DataPlane:
         hello.certificate = _certificate_pem(context)
         return self._hub.join(site, hello)
 
-    def _acknowledge(
-        self, hear: Callable[[str, Any], None], site: str, message: Any, context: Any
-    ) -> wire.Ack:
-        hear(site, message)
+    def _report(self, site: str, report: wire.QualityReport, context: Any) -> wire.Ack:
+        self._hub.report(site, report)
+        return wire.Ack()
+
+    def _unmask(self, site: str, answer: wire.Unmasked, context: Any) -> wire.Ack:
+        self._hub.unmask(site, answer)
+        return wire.Ack()
+
+    def _leave(self, site: str, farewell: wire.Farewell, context: Any) -> wire.Ack:
+        self._hub.leave(site, farewell)
         return wire.Ack()
 
     def _control(

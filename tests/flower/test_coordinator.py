@@ -61,7 +61,7 @@ def test_a_port_that_is_not_set_or_in_use_is_told_before_anything_starts(
     tmp_path: Path, identities: Path, key: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"link\.{key} = .* has port 0"):
-        serve(config_for(tmp_path, **{key: 0}), identities / "coordinator")
+        coordinator.check_ports(config_for(tmp_path, **{key: 0}))
     with listen("127.0.0.1:0", "port") as held:
         port = held.getsockname()[1]
         told = rf"link\.{key} = .*:{port} cannot be listened on: .* in use"
