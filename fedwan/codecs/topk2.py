@@ -138,11 +138,9 @@ def unpack_ascending(upper: Tensor, low: Tensor, count: int) -> Tensor | None:
 
 def _encode(value: Tensor, residual: Tensor | None, beta: float) -> tuple[Tensor, Tensor]:
     """A tensor's record, uint8, and what is owed, fp32; both on the tensor's device."""
-    fresh = value.detach().float().contiguous()
-    if residual is None:
-        owed = fresh.clone()
-    else:
-        owed = torch.add(fresh, residual.to(fresh.device).view(fresh.shape), alpha=beta)
+    owed = value.detach().to(torch.float32, copy=True).contiguous()
+    if residual is not None:
+        owed.add_(residual.to(owed.device).view(owed.shape), alpha=beta)
     flat = owed.view(-1)
     record = torch.empty(_RECORD.num_bytes(len(flat)), dtype=torch.uint8, device=owed.device)
     for part in _RECORD.parts(record, len(flat)):
@@ -239,16 +237,12 @@ def _values(code: Tensor, magnitudes: Tensor) -> Tensor:
 class _SparseCoded(Coded):
     def __init__(self, data: Bytes, spec: TensorSpec) -> None:
         super().__init__(spec.shape)
-        self._num_values = spec.num_values
-        self._record = tensor_from_bytes(data, torch.uint8, (len(data),))
-        _RECORD.check(self._record, spec.num_values)
-        self._index, self._sent = self._entries(self._record)
+        record = tensor_from_bytes(data, torch.uint8, (len(data),))
+        _RECORD.check(record, spec.num_values)
+        self._index, self._sent = _entries(record, spec.num_values)
 
     def pieces(self, device: torch.device | None = None) -> Iterator[tuple[Tensor, Tensor, None]]:
-        if device is None or device == self._record.device:
-            yield self._index, self._sent, None
-        else:
-            yield *self._entries(self._record.to(device)), None
+        yield self._index.to(device), self._sent.to(device), None
 
     def pick(self, index: Tensor) -> Tensor:
         picked = index.new_zeros(len(index), dtype=torch.float32)
@@ -258,23 +252,24 @@ class _SparseCoded(Coded):
             picked[is_sent] = self._sent[place[is_sent]]
         return picked
 
-    def _entries(self, record: Tensor) -> tuple[Tensor, Tensor]:
-        """Indices into the flat tensor, ascending, and the values there."""
-        indices = [torch.empty(0, dtype=torch.int64, device=record.device)]
-        values = [record.new_empty(0, dtype=torch.float32)]
-        for part in _RECORD.parts(record, self._num_values):
-            count = _num_kept(part.width)
-            upper, low, codes = _columns(part)
-            for rows in spans(len(codes), _ROWS_AT_ONCE):
-                index = unpack_ascending(upper[rows], low[rows], count)
-                if index is None or bool((index[:, -1] >= part.width).any()):
-                    raise PayloadError(
-                        f"has chunks of {part.width} whose {count} indices are not ascending or "
-                        "out of range; refused"
-                    )
-                first = part.values.start + rows.start * part.width
-                starts = torch.arange(len(index), device=index.device) * part.width + first
-                indices.append((index + starts.unsqueeze(1)).view(-1))
-                code = unpack(codes[rows], 2, count)
-                values.append(_values(code, part.scales[rows]).view(-1))
-        return torch.cat(indices), torch.cat(values)
+
+def _entries(record: Tensor, num_values: int) -> tuple[Tensor, Tensor]:
+    """Indices into the flat tensor, ascending, and the values there."""
+    indices = [record.new_empty(0, dtype=torch.int64)]
+    values = [record.new_empty(0, dtype=torch.float32)]
+    for part in _RECORD.parts(record, num_values):
+        count = _num_kept(part.width)
+        upper, low, codes = _columns(part)
+        for rows in spans(len(codes), _ROWS_AT_ONCE):
+            index = unpack_ascending(upper[rows], low[rows], count)
+            if index is None or bool((index[:, -1] >= part.width).any()):
+                raise PayloadError(
+                    f"has chunks of {part.width} whose {count} indices are not ascending or "
+                    "out of range; refused"
+                )
+            first = part.values.start + rows.start * part.width
+            starts = torch.arange(len(index), device=index.device) * part.width + first
+            indices.append((index + starts.unsqueeze(1)).view(-1))
+            code = unpack(codes[rows], 2, count)
+            values.append(_values(code, part.scales[rows]).view(-1))
+    return torch.cat(indices), torch.cat(values)

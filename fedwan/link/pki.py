@@ -325,11 +325,11 @@ def _read(
 
 def _read_if_good(path: Path, parse: Callable[[bytes], list[T]]) -> list[T]:
     """What a party's file has, which is about to be replaced."""
-    try:
-        return parse(path.read_bytes())
-    except FileNotFoundError:
+    if not path.exists():
         return []
-    except certificates.UNREADABLE:
+    try:
+        return _read(path, parse)
+    except IdentityError:
         _log.warning("%s is damaged: put back what it had of other authorities, if anything", path)
         return []
 
