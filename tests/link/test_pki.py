@@ -175,6 +175,8 @@ def test_unsafe_names_hosts_and_lifetimes_are_refused_before_anything_is_made(
             pki.request(tmp_path / "x", name)
     with pytest.raises(IdentityError, match="site 's1' is dialled by nobody"):
         pki.request(tmp_path / "x", "s1", ["a.example"])
+    with pytest.raises(IdentityError, match="site 's1' is dialled by nobody"):
+        authority.renew("s1", ["a.example"])
     for host in ("https://a.b", "a.b:443", "", "a b", "-a"):
         with pytest.raises(IdentityError, match="neither a DNS name nor an IP address"):
             pki.request(tmp_path / "x", "coordinator", [host])
