@@ -25,6 +25,7 @@ from fedwan.protocol import policy
 from fedwan.rng import NamedGenerators
 from fedwan.simulation import Absence
 from fedwan.site import joining, stub
+from fedwan.site.flight import Anew
 from fedwan.site.place import Place
 from fedwan.site.site import Membership
 from fedwan.state import State, state_of
@@ -146,9 +147,9 @@ def test_what_is_owed_survives_a_contribution_that_is_too_late_and_an_update_tha
 ) -> None:
     start_over, kept = Place.start_over, []
 
-    def watched(place: Place, refused: bool, held: Any, unpaid: Any) -> None:
-        start_over(place, refused, held, unpaid)
-        for index, (_, owed) in unpaid.items():
+    def watched(place: Place, anew: Anew) -> None:
+        start_over(place, anew)
+        for index, (_, owed) in anew.unpaid.items():
             kept.append((owed, place.residuals.of(place.fragments[index])))
 
     monkeypatch.setattr(Place, "start_over", watched)

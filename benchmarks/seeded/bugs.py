@@ -111,10 +111,10 @@ _unsaved: list[Callable[[], None]] = []
 
 @_bug(AFTER_SENDING, SiteCheckpoints, "save")
 def _(save):
-    def later(self, version, durable_version, ledger, then=None):
+    def later(self, version, ledger, then=None):
         if then is not None:
             then(None)
-        _unsaved.append(lambda: save(self, version, durable_version, ledger))
+        _unsaved.append(lambda: save(self, version, ledger))
 
     return later
 

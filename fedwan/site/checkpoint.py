@@ -169,6 +169,8 @@ class SiteCheckpoints:
         self._folder = folder
         self._site = site
         self._every = every
+        self.durable_version = 0
+        """That the coordinator would resume from, as far as known; older ones are dropped."""
         self._saved = 0
         self._session = ""
         self._group = group = replica.group
@@ -328,14 +330,12 @@ class SiteCheckpoints:
     def save(
         self,
         version: int,
-        durable_version: int,
         ledger: Ledger,
         then: Callable[[BaseException | None], None] | None = None,
     ) -> None:
         """Write the checkpoint that completed steps lead to, if one is due by `every`.
 
-        Those before `durable_version`, which the coordinator would resume from, are dropped. An
-        `OSError` if it cannot be written, or the one before could not, beside the steps; a
+        An `OSError` if it cannot be written, or the one before could not, beside the steps; a
         `SessionLost` if another process of this site has claimed the folder.
 
         With `then` a thread writes, and calls it once that is done, or has failed with an error,
@@ -346,20 +346,19 @@ class SiteCheckpoints:
                 then(None)
             return
         self._saved = version
-        self._take(_SITE, version, durable_version, ledger, then)
+        self._take(_SITE, version, ledger, then)
 
-    def save_start(self, version: int, durable_version: int, ledger: Ledger) -> None:
+    def save_start(self, version: int, ledger: Ledger) -> None:
         """Write what a site goes on with whose steps from a version were refused.
 
         A successor that has lost what came of it takes the same steps again. Errors as for `save`.
         """
-        self._take(_START, version, durable_version, ledger)
+        self._take(_START, version, ledger)
 
     def _take(
         self,
         kind: str,
         version: int,
-        durable_version: int,
         ledger: Ledger,
         then: Callable[[BaseException | None], None] | None = None,
     ) -> None:
@@ -387,13 +386,13 @@ class SiteCheckpoints:
         shared = self._shared(moving | still, moments)
         moving = {name: value for name, value in moving.items() if name not in shared}
         still = {name: value for name, value in still.items() if name not in shared}
-        work, size = ledger.work._asdict(), self._group.size
-        told = {"processes": size, "session": self._session, "shared": sorted(shared)}
-        told |= {"site": self._site}
-        meta = {"version": version, "versions": ledger.versions, **told, **work}
+        meta = {"version": version, "versions": ledger.versions, **ledger.work._asdict()}
+        meta |= {"site": self._site, "processes": self._group.size, "session": self._session}
+        meta |= {"shared": sorted(shared)}
         if self._is_beside:
             moving = self._copied(moving)
         queued = queued_until_now(self._replica.device)
+        least = min(version, self.durable_version)
 
         def write() -> None:
             queued()
@@ -403,7 +402,7 @@ class SiteCheckpoints:
             # Later ones are of steps that were taken back when the coordinator resumed.
             for of, latest in ((_SITE, version), (_START, version - (kind == _SITE))):
                 for old in self._own_versions(of):
-                    if old > latest or old < min(version, durable_version):
+                    if old > latest or old < least:
                         self._path(old, of).unlink(missing_ok=True)
 
         if self._is_beside or then is not None:
@@ -447,7 +446,7 @@ class SiteCheckpoints:
 
     def begin_anew(self) -> None:
         """Versions may be taken back: the next checkpoint is written, whatever was before."""
-        self._saved = 0
+        self._saved = self.durable_version = 0
 
     def drop(self, version: int) -> None:
         """What led to this version was refused: nobody shall send it again.

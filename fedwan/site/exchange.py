@@ -157,7 +157,8 @@ class Exchange:
             self.is_reduced = False
             with self._meter.waiting():
                 # The step is complete only now: its contribution has left within it.
-                self._place.save(self._place.versions[0], self._residuals.ledger(Work(0, 0)))
+                ledger = self._residuals.ledger(Work(0, 0))
+                self._place.checkpoints.save(self._place.versions[0], ledger)
             return self._place.run_step if self._place.keeps_pace else self._reduced_step
         is_last = step >= self._place.num_steps
         landing = [f for f in self._flights.values() if is_last or f.lands_at <= step]
@@ -186,9 +187,12 @@ class Exchange:
         place, anew = self._place, None
         while True:
             try:
-                if anew is not None:
-                    return self._start_over(anew)
-                go()
+                if anew is None:
+                    go()
+                else:
+                    self._has_moved = True
+                    place.start_over(anew)
+                    step = place.reached(place.versions)
             except Astray as error:
                 anew = self._give_up(error)
             except SessionLost as error:
@@ -275,7 +279,8 @@ class Exchange:
         marks[index] = meter.total
         tau = min(self._tau, fragment.steps(self._strategy.h) - 1)
         part, version = self._place.parts[index], self._place.versions[index]
-        work, weights = meter.work(step, done), self._place.weights_sha256(part)
+        work = meter.work(step, done)
+        weights = self._replica.base_sha256(part) if self._strategy.up.mask_bits else ""
         header = wire.UploadHeader(fragment=index, version=version, work=work)
         return Flight(fragment, part, version, step + tau, done, header, weights)
 
@@ -307,7 +312,7 @@ class Exchange:
         }
         if 0 in leaving and not self._place.has_gradients:
             ledger = self._residuals.ledger(flights[0].done, leaving)
-            self._place.save(leaving[0][0], ledger, release)
+            self._place.checkpoints.save(leaving[0][0], ledger, release)
         else:
             release(None)
         del leaving
@@ -366,7 +371,8 @@ class Exchange:
         flight.held = self._replica.take_delta(fragment, room)
         self._hook.before_send(fragment)
         if fragment.index == 0:
-            self._place.save(flight.version + 1, self._residuals.ledger(flight.done))
+            ledger = self._residuals.ledger(flight.done)
+            self._place.checkpoints.save(flight.version + 1, ledger)
         if self._group.rank == 0:
             taken = queued_until_now(self._device)
             flight.update = self._flyers.submit(self._fly, flight, taken, self._in_vain)
@@ -454,7 +460,7 @@ class Exchange:
                 if not self._tau or self._group.size > 1:
                     self._advance(fragment, update)
                 self._place.versions[index] = header.version
-                self._place.durable_version = header.durable_version
+                self._place.checkpoints.durable_version = header.durable_version
                 self._place.note_sizes(header, [fragment])
             self._place.note(header)
             version = self._place.versions[index]
@@ -535,12 +541,6 @@ class Exchange:
                 unpaid[flight.fragment.index] = (flight.version, flight.unpaid)
         self._flights.clear()
         return Anew(refusal is not None, held, unpaid)
-
-    def _start_over(self, anew: Anew) -> int:
-        """Take the global weights; the step that they stand at."""
-        place, self._has_moved = self._place, True
-        place.start_over(*anew)
-        return place.run_step if place.keeps_pace else place.ahead(place.reached(place.versions))
 
     def _ground(self) -> tuple[list[int | None], Refused | None]:
         """Wait for what is in the air; a call of it in which nothing moves ends by itself.

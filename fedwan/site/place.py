@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -20,11 +20,11 @@ from fedwan.codecs.payload import Source
 from fedwan.fragments import Fragment, due_step, reached_step
 from fedwan.link import wire_pb2 as wire
 from fedwan.site.checkpoint import Ledger, Residuals, SiteCheckpoints
+from fedwan.site.flight import Anew
 from fedwan.site.masker import Masker
 from fedwan.site.meter import Meter, Work
 from fedwan.site.replica import Replica
 from fedwan.site.stub import Asked, CoordinatorStub, is_merged
-from fedwan.state import State
 from fedwan.strategy import Landing, SiteHook, Strategy
 
 log = logging.getLogger(__name__)
@@ -68,8 +68,6 @@ class Place:
         """Whether it is made again only for what is known after it: it is merged already."""
         self.versions = [0] * count
         """Per fragment, what this site holds."""
-        self.durable_version = 0
-        """That the coordinator would resume from, as far as known."""
         self.steps, self.run_step = strategy.h, 0
         """At a pace of its own: steps until the next upload, and where the run stands."""
         self.residuals = Residuals(count)
@@ -116,10 +114,6 @@ class Place:
             end = at + len(self.sizes[fragment.index])
             self.sizes[fragment.index], at = header.sizes[at:end], end
 
-    def weights_sha256(self, fragment: Fragment) -> str:
-        """Of the global weights that its next contribution starts from, where masks need it."""
-        return self.replica.base_sha256(fragment) if self.strategy.up.mask_bits else ""
-
     def seal(self, fragment: Fragment, header: wire.UploadHeader, weights_sha256: str) -> Codec:
         """How a fragment's contribution is coded, at rank 0; its masks' shares join its header."""
         index, up = fragment.index, self.strategy.up
@@ -146,15 +140,6 @@ class Place:
         """Where the weights hold what error feedback owes, put it there."""
         if self.strategy.owes == "weights":
             self.replica.owe(self.residuals.of(fragment))
-
-    def save(
-        self,
-        version: int,
-        ledger: Ledger,
-        then: Callable[[BaseException | None], None] | None = None,
-    ) -> None:
-        """The steps that lead to a version are complete; `then` as of `SiteCheckpoints.save`."""
-        self.checkpoints.save(version, self.durable_version, ledger, then)
 
     # Left behind ---------------------------------------------------------------------------
 
@@ -277,15 +262,12 @@ class Place:
             header.merged_from, header.merged_into = self.versions[0] - 1, self.versions[0]
         return header
 
-    def start_over(
-        self, is_refused: bool, held: Sequence[int | None], unpaid: Mapping[int, tuple[int, State]]
-    ) -> None:
+    def start_over(self, anew: Anew) -> None:
         """Take the global weights; without what error feedback owes, if that was refused.
 
-        `held`: the versions of those that this site has, if it knows. `unpaid`: by fragment, the
-        version of a contribution that came too late, and what it was to pay. Where the coordinator
-        is lost meanwhile, nothing is done yet that cannot be done again.
+        Where the coordinator is lost meanwhile, nothing is done yet that cannot be done again.
         """
+        is_refused, held, unpaid = anew
         versions = [version or 0 for version in held]
         if self.is_behind:  # what it sent is merged, and this it has lost
             header, self.is_behind = self._fetch("", repeats=versions[0] + 1), False
@@ -306,7 +288,7 @@ class Place:
         if is_refused:
             # The optimisers too: moments that are not finite would spoil every later step. So would
             # layers and statistics that are the site's own.
-            self.replica.reset_optimizers()
+            self.replica.load_optimizers({})
             self.checkpoints.restore_own()
         if outer is not None:
             self.replica.load_optimizers(outer, is_whole=True)
@@ -314,7 +296,7 @@ class Place:
         self.renew(header, self.fragments)
         if is_refused and self.can_repeat:
             ledger = self.residuals.ledger(Work(0, 0))
-            self.checkpoints.save_start(self.versions[0], self.durable_version, ledger)
+            self.checkpoints.save_start(self.versions[0], ledger)
 
     def _take_over(self, versions: Sequence[int], ledger: Ledger | None) -> None:
         """Go on from these versions, with what a predecessor of this process left."""
@@ -425,7 +407,6 @@ class Place:
 
         The versions of those that this site has then, if it knows.
         """
-        self.durable_version = 0
         self.checkpoints.begin_anew()
         now = list(held)
         for fragment, version in zip(self.fragments, versions, strict=True):

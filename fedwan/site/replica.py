@@ -101,13 +101,12 @@ class Replica:
         self._copies = Copies(self.inner, self.live, self._config, is_silent=is_silent)
         self.group.agree("networks", hashlib.sha256(layout_to_json(layout).encode()).hexdigest())
         self._share_moments()
+        self.base: State = self.live
         if is_mirrored:
             self._check_mirrored()
-        self.base: State = (
-            self.live
-            if is_mirrored
-            else {n: self._widen(n, t).clone() for n, t in self.live.items()}
-        )
+        else:  # parameters in fp32, as the coordinator keeps them
+            named = self.live.items()
+            self.base = {n: (t.float() if self._is_parameter(n) else t).clone() for n, t in named}
         self.initial_sha256 = self._hash(self.base)
         self.frozen_sha256 = self._hash(state_of(frozen) | fixed)
         self.is_cut = any(is_cut(tensor) for tensor in self.live.values())
@@ -169,10 +168,6 @@ class Replica:
                     "coordinator takes the same steps in float32, which would lead elsewhere; keep "
                     "weights in float32 and compute in autocast, or set strategy=local_sgd"
                 )
-
-    def _widen(self, name: str, value: Tensor) -> Tensor:
-        """Parameters in fp32, as the coordinator keeps them; everything else as it is."""
-        return value.float() if self._is_parameter(name) else value
 
     def _share_moments(self) -> None:
         """Have moments that travel among the live tensors; to be called when they were replaced."""
@@ -285,20 +280,17 @@ class Replica:
 
     def land(self, fragment: Fragment, alpha: float) -> None:
         """L ← α l + (1 - α) g for a fragment's parameters, l ← g for the rest of it."""
-        with self.following(fragment.layout):
-            self._land(fragment, alpha)
-        self.landed(fragment)
-
-    def _land(self, fragment: Fragment, alpha: float) -> None:
         mixed = {name for name in fragment.layout if alpha and self._is_parameter(name)}
-        for names in filter(None, (mixed, fragment.layout.keys() - mixed)):
-            lives = [local(self.live[name]) for name in names]
-            bases = [local(self.base[name]) for name in names]
-            if names is mixed:
-                cast = [base.to(live.dtype) for live, base in zip(lives, bases, strict=True)]
-                torch._foreach_lerp_(lives, cast, 1.0 - alpha)
-            else:
-                torch._foreach_copy_(lives, bases)
+        with self.following(fragment.layout):
+            for names in filter(None, (mixed, fragment.layout.keys() - mixed)):
+                lives = [local(self.live[name]) for name in names]
+                bases = [local(self.base[name]) for name in names]
+                if names is mixed:
+                    cast = [base.to(live.dtype) for live, base in zip(lives, bases, strict=True)]
+                    torch._foreach_lerp_(lives, cast, 1.0 - alpha)
+                else:
+                    torch._foreach_copy_(lives, bases)
+        self.landed(fragment)
 
     def landed(self, fragment: Fragment) -> None:
         """A fragment's local weights were written: what follows from them is made anew."""
@@ -353,11 +345,6 @@ class Replica:
         self._refresh()
         self._forget_moments(self.layout)
 
-    def reset_optimizers(self) -> None:
-        """Forget all inner optimisers' state, as if they had never stepped."""
-        self.inner.forget()
-        self._share_moments()
-
     def load_optimizers(self, flat: Mapping[str, Tensor], *, is_whole: bool = False) -> None:
         """Have these moments and no others, as `NamedOptimizers.state` names them."""
         self.inner.load(flat, is_whole=is_whole)
@@ -381,16 +368,9 @@ class Replica:
             if with_model or is_own:
                 present[name].copy_(value)
 
-    def global_sha256(self, *, of_steps: bool = False) -> str:
-        """Hash of the global weights as the coordinator keeps them.
-
-        With `of_steps` they are what every site's own steps make, where gradients are exchanged.
-        """
-        if not of_steps:
-            return self._hash(self.base)
-        return hash_state(
-            OnDemand(self.live, lambda name: whole(self._widen(name, self.live[name])))
-        )
+    def global_sha256(self) -> str:
+        """Hash of the global weights as the coordinator keeps them."""
+        return self._hash(self.base)
 
     def held_sha256(self, fragments: Iterable[Fragment]) -> str:
         """One hash of those of the fragments' global weights."""

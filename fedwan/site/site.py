@@ -340,7 +340,7 @@ class Site:
 
     def _stay(self) -> None:
         """Answer the coordinator until it says stop; then say farewell."""
-        self._note_end()
+        self.global_sha256 = self.replica.global_sha256()
         with self.meter.waiting():
             while not self._is_stopped:
                 try:
@@ -350,12 +350,9 @@ class Site:
                 except SessionLost as error:
                     if self._exchange.rejoin(error, self.step) < self.step:
                         raise  # a script that is through takes no step again
-                    self._note_end()
+                    self.global_sha256 = self.replica.global_sha256()
         work = self.meter.work(self.step, Work(0, 0))
         self._leave(wire.Farewell(global_sha256=self.global_sha256, work=work))
-
-    def _note_end(self) -> None:
-        self.global_sha256 = self.replica.global_sha256(of_steps=self._place.is_mirrored)
 
     def _leave(self, farewell: wire.Farewell) -> None:
         try:

@@ -37,7 +37,39 @@ class Site:
             self.workload.step(next(self.stream), self.rng, keep_local)
 
     def save(self, version: int, durable: int = 0) -> None:
-        self.checkpoints.save(version, durable, Ledger({}, {}, Work(3, 12), (7,)))
+        owed = {"net/owed": torch.tensor([1.5])}
+        residual = {"net/owed": torch.tensor([0.5])}
+        self.checkpoints.durable_version = durable
+        self.checkpoints.save(version, Ledger(residual, owed, Work(3, 12), (7,)))
+
+
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_a_site_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
+    is_beside: bool, tmp_path: Path
+) -> None:
+    first = Site(tmp_path, is_beside=is_beside)
+    first.train(1)
+    first.save(1)
+    first.train(2)
+    first.save(2)  # beside the steps into the memory of the first
+    torch_draw = torch.rand(3)
+    first.train(4)
+    first.checkpoints.settle()
+
+    second = Site(tmp_path)
+    restored = second.checkpoints.load(2, with_model=True, is_start=False)
+    assert torch.equal(torch.rand(3), torch_draw)
+    second.train(4)
+    assert same_bits(second.replica.live, first.replica.live)
+    assert same_bits(second.replica.inner.state(), first.replica.inner.state())
+    assert restored.residual["net/owed"].tolist() == [0.5]
+    assert restored.owed["net/owed"].tolist() == [1.5]
+    assert (restored.work, restored.versions) == (Work(3, 12), (7,))
+
+    third = Site(tmp_path)
+    before = {name: value.clone() for name, value in third.replica.live.items()}
+    third.checkpoints.load(2, with_model=False, is_start=False)
+    assert same_bits(third.replica.live, before) and third.replica.inner.state()
 
 
 def test_what_a_script_keeps_of_the_networks_does_not_take_the_place_of_the_coordinator_s(
@@ -50,7 +82,7 @@ def test_what_a_script_keeps_of_the_networks_does_not_take_the_place_of_the_coor
         return SiteCheckpoints(tmp_path, "s1", site.replica, {}, {"average": network})
 
     first = Site(tmp_path)
-    checkpoints(first).save(1, 0, Ledger({}, {}, Work(0, 0), (1,)))
+    checkpoints(first).save(1, Ledger({}, {}, Work(0, 0), (1,)))
     second = Site(tmp_path)
     second.train(1)
     before = {name: value.clone() for name, value in second.replica.live.items()}
@@ -108,7 +140,7 @@ def test_what_a_site_goes_on_with_after_a_refusal_is_kept_until_its_version_is_m
     site.save(1)
     site.train(1)
     ledger = Ledger({}, {}, Work(0, 0), (1,))
-    site.checkpoints.save_start(1, 0, ledger)
+    site.checkpoints.save_start(1, ledger)
     draws = torch.rand(3)
     site.save(2)
     assert (site.checkpoints.versions(), site.checkpoints.starts()) == ([1, 2], {1})
@@ -120,7 +152,7 @@ def test_what_a_site_goes_on_with_after_a_refusal_is_kept_until_its_version_is_m
     second.save(1)  # the coordinator resumed before it
     assert (second.checkpoints.versions(), second.checkpoints.starts()) == ([1], set())
 
-    second.checkpoints.save_start(1, 0, ledger)
+    second.checkpoints.save_start(1, ledger)
     (tmp_path / "two").mkdir()  # of a site that had two processes then
     tensors, meta = read_tensors(tmp_path / "start-00000001.safetensors")
     write_tensors(tmp_path / "two" / "start-00000001.safetensors", tensors, meta | {"processes": 2})

@@ -21,7 +21,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.site import checkpoint
 from fedwan.site.checkpoint import Residuals
 from fedwan.site.exchange import Exchange
-from fedwan.site.flight import Flight, Refused
+from fedwan.site.flight import Anew, Flight, Refused
 from fedwan.site.group import Group
 from fedwan.site.meter import Work
 from fedwan.site.replica import Replica, evaluating
@@ -113,7 +113,7 @@ def test_what_is_a_sites_own_is_put_back_after_an_overflow(tmp_path: Path) -> No
 def exchange_of(place: dict[str, Any], **more: Any) -> Any:
     """An exchange that was lost at version 4 or so, at a place of which this is known."""
     exchange = object.__new__(Exchange)
-    usual = {"is_behind": False, "keeps_pace": True, "run_step": 8}
+    usual = {"is_behind": False, "keeps_pace": True, "run_step": 8, "reached": lambda versions: 8}
     vars(exchange).update(
         _place=SimpleNamespace(**usual, go_back=lambda held, versions: held, **place),
         _strategy=SimpleNamespace(policy=SimpleNamespace(leaves_behind=False)),
@@ -144,7 +144,7 @@ def test_what_is_sent_again_is_of_the_weights_that_the_site_has_still(
     place = {
         "versions": [present],
         "holds_present": lambda: not is_made_anew,
-        "start_over": lambda *anew: begun.append(anew),
+        "start_over": begun.append,
     }
     exchange = exchange_of(place, _flights={0: flight}, _residuals=owed)
     exchange._travel = lambda flights, step: sent.extend(flights)
@@ -156,8 +156,8 @@ def test_what_is_sent_again_is_of_the_weights_that_the_site_has_still(
 def test_a_coordinator_that_is_lost_while_a_site_starts_over_is_joined_again() -> None:
     told = []
 
-    def start_over(is_refused: bool, held: list[int | None], unpaid: object) -> None:
-        told.append((is_refused, held))
+    def start_over(anew: Anew) -> None:
+        told.append((anew.is_refused, anew.held))
         if len(told) < 3:
             raise LOST
 
