@@ -89,8 +89,7 @@ def measure_way(way: str, layout: Layout, values: State) -> tuple[int, float, fl
             began = time.perf_counter()
             coder = with_feedback(codec)
             if maskers:
-                sealed = maskers[number].seal(codec, 0, 0, "", sizes)
-                coder, bundles[name] = sealed.codec, sealed.bundle
+                coder, bundles[name] = maskers[number].seal(codec, 0, 0, "", sizes)
             payload, _ = coder.encode(values, {}, layout)
             site_s.append(time.perf_counter() - began)
             began = time.perf_counter()
@@ -132,11 +131,11 @@ def measure_dropouts(num_sums: int) -> Row:
                 continue  # no quorum
             merger, bundles, total = MaskedMerger(layout, codec, len(names)), {}, torch.zeros(300)
             for name in senders:
-                sealed = maskers[names.index(name)].seal(codec, 0, version, "", sizes)
+                masker = maskers[names.index(name)]
+                coder, bundles[name] = masker.seal(codec, 0, version, "", sizes)
                 delta = 0.01 * torch.randn(300)
-                payload, owed = sealed.codec.encode({"net/w": delta}, {}, layout)
+                payload, owed = coder.encode({"net/w": delta}, {}, layout)
                 merger.add(codec.read_each(payload, layout))
-                bundles[name] = sealed.bundle
                 total += ((delta - owed["net/w"]) / STEP).round()
             asked = Unmasking(names, majority(len(names)), 0, version, basis, bundles)  # type: ignore[arg-type]
             ask(asked, maskers, names, version, [n for n in senders if dice.random() < 0.85])

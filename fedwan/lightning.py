@@ -288,19 +288,13 @@ class _Position:
         if loaded is None:
             return
         self._random = random_state()
-        module, connector, loop = (
-            trainer.lightning_module,
-            trainer._checkpoint_connector,
-            trainer.fit_loop,
-        )
+        module, loop = trainer.lightning_module, trainer.fit_loop
+        connector = trainer._checkpoint_connector
         # Those of the run by now; an averaging callback has its own, and puts these back as well.
         weights = module.state_dict()
-        connector._loaded_checkpoint = {
-            "state_dict": weights,
-            **loaded,
-            "current_model_state": weights,
-        }
-        module.on_load_checkpoint(connector._loaded_checkpoint)
+        checkpoint = {"state_dict": weights, **loaded, "current_model_state": weights}
+        connector._loaded_checkpoint = checkpoint
+        module.on_load_checkpoint(checkpoint)
         connector.restore_datamodule()
         connector.restore_callbacks()
         connector.restore_precision_plugin_state()

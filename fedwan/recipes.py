@@ -293,11 +293,9 @@ def cut(config: Config, rest: Fragmentation = whole) -> Fragmentation:
     return often(times, rest) if times else rest
 
 
-def codec(
-    config: Config, way: Literal["up", "down"], wrap: Callable[[Codec], Codec] = lambda c: c
-) -> Codec:
-    """How contributions (`up`) or updates (`down`) are coded; `wrap` may be `with_feedback`."""
-    return wrap(codec_by_name(getattr(config.codec, way), config.num_sites))
+def codec(config: Config, way: Literal["up", "down"]) -> Codec:
+    """How contributions (`up`) or updates (`down`) are coded."""
+    return codec_by_name(getattr(config.codec, way), config.num_sites)
 
 
 _REGRESSION_LR = {1: 0.4, 2: 0.6, 4: 0.6, 8: 0.8}
@@ -372,6 +370,5 @@ def barrier_policy(config: Config, *, has_deadline: bool = True) -> RoundPolicy:
 
 def on_arrival(config: Config, warmup: int, discount: float = 0.0) -> RoundPolicy:
     """Every contribution is a round of its own, after `warmup` rounds of all sites."""
-    rounds = config.round
-    waits = (config.num_sites, rounds.quorum, rounds.patience_s, False)
-    return RoundPolicy(*waits, rounds.max_staleness, discount, warmup)
+    policy = barrier_policy(config, has_deadline=False)
+    return policy._replace(discount=discount, arrivals_from=warmup)

@@ -110,11 +110,8 @@ def simulate(
             return link if absence is None else _LeavingLink(link, run, absence)
 
         identity = Identity.load(authority / name) if is_masked else None
-        return Membership(
-            *(config, RUN_ID, name, folder / name, open_link),
-            strategy=strategy,
-            identity=identity,
-        )
+        given = (config, RUN_ID, name, folder / name, open_link)
+        return Membership(*given, strategy=strategy, identity=identity)
 
     sites = _Sites(run, member, train or (lambda member: take_part(member, Group())))
     # A new thread would take over what another one has set for as long as it evaluates.
@@ -178,18 +175,18 @@ class _Sites:
                 hub.changed.wait(POLL_S)
 
 
+@dataclass
 class _LeavingLink:
     """A link whose site dies between two steps."""
 
-    def __init__(self, inner: Link, run: CoordinatedRun, absence: Absence) -> None:
-        self._inner = inner
-        self._run = run
-        self._absence = absence
+    inner: Link
+    run: CoordinatedRun
+    absence: Absence
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        return getattr(self.inner, name)
 
     def heartbeat(self, step: int) -> None:
-        self._inner.heartbeat(step)
-        if self._run.share_done() >= self._absence.leaves_at:
+        self.inner.heartbeat(step)
+        if self.run.share_done() >= self.absence.leaves_at:
             raise _Left

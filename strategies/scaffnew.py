@@ -56,8 +56,8 @@ def build(config: Config) -> Strategy:
     return deltas_in_rounds(
         config,
         AVERAGING,
-        up=codec(config, "up", with_feedback),
-        down=codec(config, "down", with_feedback),
+        up=with_feedback(codec(config, "up")),
+        down=with_feedback(codec(config, "down")),
         hook=partial(ControlVariates, {name: o.momentum for name, o in config.outer.items()}),
     )
 

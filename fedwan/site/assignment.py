@@ -148,10 +148,8 @@ class Outcome:
         if not text or is_of_peer or (error is not None and not has_failed):
             return  # a signal, or another process's end: how that came about is told by others
         error = disk_full(error) or error
-        path, said = (
-            Path(text).with_name(_OUTCOME),
-            " ".join(str(error or "").split())[:LONGEST_TEXT],
-        )
+        path = Path(text).with_name(_OUTCOME)
+        said = " ".join(str(error or "").split())[:LONGEST_TEXT]
         if error is not None and not isinstance(error, FedwanError):
             said += place_of(error)
         word = cls("" if error is None else type(error).__name__, said, step)

@@ -217,15 +217,10 @@ class SiteCheckpoints:
                     "many, or move the folder away"
                 )
             for version, meta in found.items():
-                if "site" not in meta:
+                if (site := meta.get("site")) != self._site:
                     raise UserError(
-                        f"checkpoint {path} is of an earlier version of fedwan; end the run with "
-                        "that, or move the folder away"
-                    )
-                if meta["site"] != self._site:
-                    raise UserError(
-                        f"checkpoint {self._path(version, kind)} is of site {meta['site']!r}, and "
-                        f"this is {self._site!r}; put its own back, or move the folder away"
+                        f"checkpoint {self._path(version, kind)} is of site {site!r}, and this is "
+                        f"{self._site!r}; put its own back, or move the folder away"
                     )
 
         if self._group.lead(lambda: bool(found)):

@@ -28,6 +28,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import cast
 
+from fedwan.codecs import Payload
 from fedwan.errors import FedwanError, PayloadError, SessionLost, UserError
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
@@ -38,7 +39,7 @@ from fedwan.site.background import (
     background_threads,
     queued_until_now,
 )
-from fedwan.site.flight import Anew, Astray, Flight, Over, Parcel, Refused
+from fedwan.site.flight import Anew, Astray, Flight, Over, Refused
 from fedwan.site.meter import Work
 from fedwan.site.place import Place
 from fedwan.site.stub import is_here, is_merged, is_superseded
@@ -49,11 +50,6 @@ log = logging.getLogger(__name__)
 
 MAX_REJECTIONS = 3
 """Times in a row that a site begins anew because it was refused, after which it gives up."""
-
-
-def _rejection(text: str) -> wire.Receipt:
-    """As of what has arrived and cannot be used."""
-    return wire.Receipt(status=wire.Receipt.REJECTED, text=text)
 
 
 def _fail(error: Exception) -> None:
@@ -260,9 +256,9 @@ class Exchange:
             raise Astray
         flights = list(self._flights.values())
         for flight in flights:
-            if flight.sent is not None:
+            if flight.is_taken:
                 self._residuals.settle(flight.fragment, flight.version, flight.paid)
-            flight.sent = flight.unpaid = flight.update = None
+            flight.is_taken, flight.is_late, flight.update = False, False, None
         self._travel(flights, step)
 
     @property
@@ -282,7 +278,10 @@ class Exchange:
         work = meter.work(step, done)
         weights = self._replica.base_sha256(part) if self._strategy.up.mask_bits else ""
         header = wire.UploadHeader(fragment=index, version=version, work=work)
-        return Flight(fragment, part, version, step + tau, done, header, weights)
+        # What the encoder must add: nothing where the delta holds it.
+        is_held = self._strategy.owes == "weights"
+        residual = State() if is_held else self._residuals.of(fragment)
+        return Flight(fragment, part, version, step + tau, done, header, weights, residual)
 
     def _ask(self, fragment: Fragment, version: int) -> Future[Delivery] | None:
         """The update of a fragment that leads to a version, at rank 0."""
@@ -298,65 +297,58 @@ class Exchange:
         nobody could make up for what this site forgets.
         """
         self._flights |= {flight.fragment.index: flight for flight in flights}
-        parcels = [self._encode(flight) for flight in flights]
-        held = [parcel.payload for parcel in parcels if parcel.payload is not None]
+        encoded = [self._encode(flight) for flight in flights]
+        held = [payload for payload, _ in encoded if payload is not None]
 
         def release(error: BaseException | None) -> None:
             for payload in held:
                 payload.finish() if error is None else payload.fail(error)
             held.clear()
 
-        leaving = {
-            flight.fragment.index: (flight.version + 1, parcel.residual, parcel.owed)
-            for flight, parcel in zip(flights, parcels, strict=True)
-        }
+        leaving = {f.fragment.index: (f.version + 1, f.residual, f.owed) for f in flights}
         if 0 in leaving and not self._place.has_gradients:
             ledger = self._residuals.ledger(flights[0].done, leaving)
             self._place.checkpoints.save(leaving[0][0], ledger, release)
         else:
             release(None)
-        del leaving
         try:
             for flight in flights:
                 flight.has_left = True
-                parcel = parcels.pop(0)  # its memory is free once it was taken
+                contribution = encoded.pop(0)  # its memory is free once it was taken
                 if not self._place.is_behind:
                     # Sealed before: the answer may be a question about its masks.
                     flight.update = self._ask(flight.fragment, flight.version + 1)
-                receipt = self._group.lead_long(partial(self._deliver, flight, parcel))
-                self._settle(flight, receipt, parcel.residual, parcel.owed)
+                receipt = self._group.lead_long(partial(self._deliver, flight, *contribution))
+                self._settle(flight, receipt)
         finally:
             self._place.checkpoints.settle()  # from here on weights may change
 
-    def _encode(self, flight: Flight) -> Parcel:
+    def _encode(self, flight: Flight) -> tuple[Payload | None, str]:
+        """At rank 0, the contribution, or why it cannot be encoded."""
         part, replica = flight.part, self._replica
         taken = replica.gradients(part) if self._place.has_gradients else replica.delta(part)
-        # What the encoder must add: nothing where the delta holds it.
-        is_held = self._strategy.owes == "weights"
-        residual = State() if is_held else self._residuals.of(part)
         if self._group.rank:
-            return Parcel(None, residual, {}, "")
+            return None, ""
         if self._place.is_behind and not all(bool(v.isfinite().all()) for v in taken.values()):
-            text = (
+            return None, (
                 "the steps that were taken again are not those that were merged: values not finite"
             )
-            return Parcel(None, residual, {}, text)
         up = self._place.seal(part, flight.header, flight.weights_sha256)
         payload = up.grow(part.layout)
         try:
-            owed = up.encode_into(payload, taken, residual, part.layout)
+            flight.owed = up.encode_into(payload, taken, flight.residual, part.layout)
         except PayloadError as error:  # under masks nobody else could refuse it
-            return Parcel(None, residual, {}, str(error))
+            return None, str(error)
         payload.checksum = payload.digest()
-        return Parcel(payload, residual, owed, "")
+        return payload, ""
 
-    def _deliver(self, flight: Flight, parcel: Parcel) -> wire.Receipt:
-        if parcel.refusal:
-            return _rejection(parcel.refusal)
+    def _deliver(self, flight: Flight, payload: Payload | None, refusal: str) -> wire.Receipt:
+        if refusal:
+            return wire.Receipt(status=wire.Receipt.REJECTED, text=refusal)
         try:
             if self._place.is_behind:  # it is merged already
                 return wire.Receipt(status=wire.Receipt.ACCEPTED)
-            return self._stub.send_contribution(parcel.payload, flight.header)
+            return self._stub.send_contribution(payload, flight.header)
         finally:
             self._place.checkpoints.settle()  # whose error says more
 
@@ -382,26 +374,23 @@ class Exchange:
         layout = flight.part.layout
         up = self._place.seal(flight.part, flight.header, flight.weights_sha256)
         asked = self._ask(flight.fragment, flight.version + 1)
-        # As in `_send`: nothing where the delta holds it.
-        is_held = self._strategy.owes == "weights"
-        residual = State() if is_held else self._residuals.of(flight.fragment)
         growing = up.grow(layout)  # each tensor leaves as soon as it is coded
 
-        def encode() -> State:
+        def encode() -> None:
             taken()
-            owed = up.encode_into(growing, flight.held, residual, layout)
+            flight.owed = up.encode_into(growing, flight.held, flight.residual, layout)
             growing.finish()
             await_queue(self._device)
-            return owed
 
         encoding = self._encoder.submit(encode)
         try:
-            receipt, owed = self._stub.send_contribution(growing, flight.header), encoding.result()
+            receipt = self._stub.send_contribution(growing, flight.header)
+            encoding.result()
         except FedwanError:
             if not isinstance(error := encoding.exception(), PayloadError):
                 raise
-            receipt, owed = _rejection(str(error)), State()
-        self._settle(flight, receipt, residual, owed)
+            receipt = wire.Receipt(status=wire.Receipt.REJECTED, text=str(error))
+        self._settle(flight, receipt)
         self._buffers.take_back(flight.held)
         while not is_here(asked):
             _check_wanted(in_vain)
@@ -413,20 +402,20 @@ class Exchange:
             update = update._replace(payload=None)
         return update
 
-    def _settle(self, flight: Flight, receipt: wire.Receipt, residual: State, owed: State) -> None:
+    def _settle(self, flight: Flight, receipt: wire.Receipt) -> None:
         """By what became of a contribution, settle what error feedback owes, or be astray."""
         version, fragment = flight.version, flight.fragment
         if receipt.status == wire.Receipt.REJECTED:
             log.warning("contribution to version %d was refused: %s", version, receipt.text)
             raise Refused(receipt.text)
-        flight.sent, flight.paid = (residual, owed), self._residuals.of(fragment)
+        flight.is_taken, flight.paid = True, self._residuals.of(fragment)
         if receipt.status != wire.Receipt.ACCEPTED:
             self._place.note_others(receipt)
-            flight.unpaid = self._residuals.of(fragment)
+            flight.is_late = True
             if self._place.keeps_pace:
                 self._place.checkpoints.drop(version + 1)
                 raise Astray
-        self._residuals.settle(fragment, version + 1, owed)
+        self._residuals.settle(fragment, version + 1, flight.owed)
 
     # Landing -------------------------------------------------------------------------------
 
@@ -488,14 +477,14 @@ class Exchange:
         self._rejections = 0
         version = self._place.versions[index]
         has_own = is_merged(header, flight.version, version)
-        is_unpaid = flight.unpaid is not None and not has_own
-        owed = flight.unpaid if is_unpaid else self._residuals.of(fragment)
-        self._residuals.settle(fragment, version, owed or {})
+        is_unpaid = flight.is_late and not has_own
+        owed = flight.paid if is_unpaid else self._residuals.of(fragment)
+        self._residuals.settle(fragment, version, owed)
         if self._place.is_mirrored:
             return
         steps = fragment.steps(self._strategy.h)
         is_replaced = is_last or not self._tau or steps == 1
-        sent = flight.sent or ({}, {})
+        sent = flight.residual, flight.owed
         landing = Landing(steps, flight.done.steps, has_own, is_replaced, *sent)
         is_written = self._hook.on_land(fragment, landing)
         self._place.renew(header, [fragment])
@@ -534,11 +523,11 @@ class Exchange:
                 )
         unpaid = {}
         for flight in self._flights.values():
-            if flight.sent is None:  # nobody knows whether it was merged, and so paid
+            if not flight.is_taken:  # nobody knows whether it was merged, and so paid
                 if flight.has_left:
                     self._residuals.settle(flight.fragment, flight.version, {})
-            elif flight.unpaid is not None:
-                unpaid[flight.fragment.index] = (flight.version, flight.unpaid)
+            elif flight.is_late:
+                unpaid[flight.fragment.index] = (flight.version, flight.paid)
         self._flights.clear()
         return Anew(refusal is not None, held, unpaid)
 

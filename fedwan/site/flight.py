@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fedwan.codecs import Payload
 from fedwan.errors import FedwanError
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
@@ -39,18 +38,6 @@ class Anew(NamedTuple):
     """By fragment, the version of a contribution that came too late, and what it was to pay."""
 
 
-class Parcel(NamedTuple):
-    """A contribution that is ready to leave; at processes but rank 0 empty."""
-
-    payload: Payload | None
-    residual: State
-    """What error feedback owed before it was encoded, beside what the delta holds of that."""
-    owed: State
-    """Afterwards."""
-    refusal: str
-    """Why it cannot be encoded."""
-
-
 @dataclass
 class Flight:
     """A contribution on its way up, or the update that answers it on its way down."""
@@ -66,15 +53,19 @@ class Flight:
     header: wire.UploadHeader
     weights_sha256: str
     """Of the global weights that it starts from, where masks need it."""
+    residual: State
+    """What error feedback owes before it is encoded, beside what the delta holds of that."""
+    owed: State = field(default_factory=dict)
+    """Afterwards, at rank 0."""
     has_left: bool = False
     """Whether it may have reached the coordinator."""
     held: State = field(default_factory=dict)
     """With overlap, Δ when it departed, until it is encoded."""
-    sent: tuple[State, State] | None = None
-    """Once it was taken: what error feedback owed before it was encoded, and afterwards."""
+    is_taken: bool = False
+    """Whether the coordinator has said what becomes of it."""
     paid: State = field(default_factory=dict)
     """Then, what was owed until then, in the delta or beside it."""
-    unpaid: State | None = None
-    """If it came too late: what is owed on, unless it was merged and only the receipt was late."""
+    is_late: bool = False
+    """If so, `paid` is owed on, unless it was merged and only the receipt was late."""
     update: Future[Delivery] | None = None
     """The answer to come, at rank 0."""

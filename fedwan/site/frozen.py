@@ -10,28 +10,23 @@ from fedwan.errors import UserError
 from fedwan.site.group import local
 from fedwan.state import State
 
-
-class Frozen:
-    """These `tensors` by name, as they are now."""
-
-    def __init__(self, tensors: State) -> None:
-        self.tensors = tensors
-        self._marks = _marks(tensors)
-
-    def check(self) -> None:
-        """A `UserError` where one was written to since."""
-        changed = {n for n, mark in _marks(self.tensors).items() if mark != self._marks[n]}
-        if changed:
-            raise UserError(
-                f"parameter {min(changed)!r} was frozen when training began (no gradient was "
-                "required, or no optimiser held it), so that it does not travel, and has changed; "
-                "let it require a gradient and its optimiser hold it when fedwan.join is called, "
-                "and freeze it afterwards, until it is to move; or make it a buffer; a network "
-                "that only follows goes into `state`, not into `networks`"
-            )
+Marks = dict[str, tuple[int, int, int]]
 
 
-def _marks(state: State) -> dict[str, tuple[int, int, int]]:
+def check_frozen(tensors: State, marks: Marks) -> None:
+    """A `UserError` where a tensor was written to since it had these marks."""
+    changed = {name for name, mark in marks_of(tensors).items() if mark != marks[name]}
+    if changed:
+        raise UserError(
+            f"parameter {min(changed)!r} was frozen when training began (no gradient was "
+            "required, or no optimiser held it), so that it does not travel, and has changed; "
+            "let it require a gradient and its optimiser hold it when fedwan.join is called, "
+            "and freeze it afterwards, until it is to move; or make it a buffer; a network "
+            "that only follows goes into `state`, not into `networks`"
+        )
+
+
+def marks_of(state: State) -> Marks:
     """What tells whether a tensor was written to; less than a forward pass, 0.3 s a GB on a CPU.
 
     Its version alone does not: writes by `.data` and by fused optimisers leave that as it is.

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -37,13 +38,14 @@ SAME = (
 _MOST_SHOWN = 16
 
 
+@dataclass
 class Group:
-    """One process by itself: the base of a site's process group."""
+    """A site's process group; one process by itself if nothing else is said."""
 
-    def __init__(self, rank: int = 0, size: int = 1, handle: Any = None) -> None:
-        self.rank = rank
-        self.size = size
-        self._handle = handle
+    rank: int = 0
+    size: int = 1
+    handle: Any = None
+    """Torch's."""
 
     def lead(self, call: Callable[[], T]) -> T:
         """What a call returns at rank 0, told to all; an error of it is raised at all."""
@@ -58,7 +60,7 @@ class Group:
                 failure = error
                 known = error if isinstance(error, FedwanError) else RuntimeError(repr(error))
                 box = [(None, known)]
-        torch.distributed.broadcast_object_list(box, src=0, group=self._handle)
+        torch.distributed.broadcast_object_list(box, src=0, group=self.handle)
         value, told = box[0]
         if told is not None:
             raise failure or told
@@ -84,7 +86,7 @@ class Group:
             return value
         sent = value.detach().to("cpu", dtype).contiguous()
         # As bytes: gloo does not know all dtypes.
-        torch.distributed.broadcast(sent.view(-1).view(torch.uint8), src=0, group=self._handle)
+        torch.distributed.broadcast(sent.view(-1).view(torch.uint8), src=0, group=self.handle)
         return sent
 
     def share(self, call: Callable[[], Delivery]) -> Delivery:
@@ -105,7 +107,7 @@ class Group:
         if num_bytes:
             block = np.frombuffer(payload.read(0, num_bytes), np.uint8)
             sent = block if block.flags.writeable else block.copy()
-            torch.distributed.broadcast(torch.from_numpy(sent), src=0, group=self._handle)
+            torch.distributed.broadcast(torch.from_numpy(sent), src=0, group=self.handle)
         return Delivery(header, payload)
 
     def collect(self, value: T) -> list[T]:
@@ -113,7 +115,7 @@ class Group:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        torch.distributed.all_gather_object(values, value, group=self._handle)
+        torch.distributed.all_gather_object(values, value, group=self.handle)
         return values
 
     def agree(self, what: str, text: str, mend: str = SAME) -> None:
@@ -130,8 +132,8 @@ class Group:
     def close(self) -> None:
         """End the group's threads: one that still drops a tensor while Python ends aborts it."""
         if self.size > 1:
-            torch.distributed.destroy_process_group(self._handle)
-            self._handle = None
+            torch.distributed.destroy_process_group(self.handle)
+            self.handle = None
 
 
 def _fulfil(found: Future[T], call: Callable[[], T]) -> None:
@@ -160,13 +162,10 @@ def open_group(patience_s: float = 0.0) -> Group:
     In a call that rank 0 `lead`s, it may try for `patience_s` to reach the coordinator.
     """
     dist = torch.distributed
-    if not has_group():
+    if not has_group() or dist.get_world_size() == 1:
         return Group()
-    if dist.get_world_size() == 1:
-        return Group()
-    handle = dist.new_group(
-        backend="gloo", timeout=TIMEOUT + datetime.timedelta(seconds=patience_s)
-    )
+    timeout = TIMEOUT + datetime.timedelta(seconds=patience_s)
+    handle = dist.new_group(backend="gloo", timeout=timeout)
     return Group(dist.get_rank(), dist.get_world_size(), handle)
 
 

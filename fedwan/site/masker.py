@@ -18,7 +18,6 @@ import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -46,16 +45,7 @@ from fedwan.protocol.unmasking import (
 )
 
 _NONCE_BYTES = 12
-
-
 _KEY = "masks.key"
-
-
-class Sealed(NamedTuple):
-    """How one contribution is coded, and what travels with it."""
-
-    codec: Codec
-    bundle: wire.MaskBundle
 
 
 class Masker:
@@ -136,8 +126,8 @@ class Masker:
 
     def seal(
         self, codec: Codec, fragment: int, version: int, weights_sha256: str, sizes: bytes
-    ) -> Sealed:
-        """How the contribution to a version is coded, and its secrets' shares.
+    ) -> tuple[Codec, wire.MaskBundle]:
+        """How the contribution to a version is coded, and its secrets' shares, which go with it.
 
         `weights_sha256` is of the fragment's global weights that it started from.
         """
@@ -160,7 +150,7 @@ class Masker:
             key = AESGCM(self._derive(place, f"shares of {self._place}", *at))
             bundle.sealed.append(nonce + key.encrypt(nonce, content, attempt))
         numbers = memoryview(sizes).cast("H")
-        return Sealed(bind(codec, len(seeds), list(numbers), masks), bundle)
+        return bind(codec, len(seeds), list(numbers), masks), bundle
 
     def answer(self, asked: wire.Unmask) -> wire.Unmasked:
         """This site's part; a `PayloadError` says why it gives none."""

@@ -119,9 +119,9 @@ class Place:
         index, up = fragment.index, self.strategy.up
         if self.masker is None:
             return up
-        sealed = self.masker.seal(up, index, header.version, weights_sha256, self.sizes[index])
-        header.bundle.CopyFrom(sealed.bundle)
-        return sealed.codec
+        up, bundle = self.masker.seal(up, index, header.version, weights_sha256, self.sizes[index])
+        header.bundle.CopyFrom(bundle)
+        return up
 
     def renew(
         self, header: wire.DownloadHeader, fragments: Sequence[Fragment], checkpoint: int = 0
@@ -174,7 +174,6 @@ class Place:
         """Take the present global weights whole, as both global and local."""
         header = self._fetch("")
         self.replica.adopt()
-        self.note(header)
         return header
 
     def holds_present(self) -> bool:

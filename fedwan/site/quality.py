@@ -57,17 +57,14 @@ class Quality:
             version = header.version
         self.measure(weights, version, began)
 
-    def measure(
-        self, weights: Mapping[str, Tensor] | None, version: int, began: float | None = None
-    ) -> None:
+    def measure(self, weights: Mapping[str, Tensor] | None, version: int, began: float) -> None:
         """Quality of some weights on held-out data, and samples from them, for the coordinator.
 
-        `began`, of `time.monotonic`, if it was before this.
+        `began`: when, of `time.monotonic`.
         """
         if self._is_none:
             self._stub.report(wire.QualityReport(version=version, figures_json="{}"))
             return
-        began = time.monotonic() if began is None else began
         gpus = [d for d in (self._replica.device,) if d.type == "cuda"]
         figures, tensors, shown = dict[str, Any](), dict[str, Any](), State()
         with self._replica.showing(weights), torch.no_grad(), lent_generators(gpus):

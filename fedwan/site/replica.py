@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from fedwan.errors import UserError
 from fedwan.fragments import Fragment
 from fedwan.optim_state import NamedOptimizers, placed
 from fedwan.site.copies import Copies
-from fedwan.site.frozen import Frozen
+from fedwan.site.frozen import check_frozen, marks_of
 from fedwan.site.group import Group, is_cut, is_plain, local, piece_like, reshard, whole
 from fedwan.state import (
     Layout,
@@ -88,17 +88,20 @@ class Replica:
         stays = {n: t.detach() for n, t in _named(self.trained) if n not in self.live}
         fixed = {n: t for n, t in stays.items() if home.get(n) is Role.FROZEN}
         others = {n: t.detach() for n, t in _named(frozen) if isinstance(t, nn.Parameter)}
-        self._frozen = Frozen(fixed | others)
+        self._frozen = fixed | others
+        self._frozen_marks = marks_of(self._frozen)
         own = stays | {n: t.detach() for n, t in _named(frozen)}
         self.local: State = {
-            n: t for n, t in own.items() if n not in self._frozen.tensors and is_storable(t.dtype)
+            n: t for n, t in own.items() if n not in self._frozen and is_storable(t.dtype)
         }
         """What is this site's own (excluded tensors, spectral norm's vectors, buffers of frozen
         networks), sharing memory."""
         layout = layout_of(self.trained, home)
         self.layout: Layout = dict(sorted((layout | moment_layout(layout, self._config)).items()))
         is_silent = self.group.rank > 0
-        self._copies = Copies(self.inner, self.live, self._config, is_silent=is_silent)
+        copies = Copies(self.inner, self.live, self._config, is_silent=is_silent)
+        self.following = copies.following
+        """While local weights of these names are written to; copies in optimisers follow."""
         self.group.agree("networks", hashlib.sha256(layout_to_json(layout).encode()).hexdigest())
         self._share_moments()
         self.base: State = self.live
@@ -138,11 +141,11 @@ class Replica:
                     "(load_state_dict without assign=True), or register a buffer that grows with "
                     "persistent=False"
                 )
-            for own in (self.live, self.local, self._frozen.tensors):
+            for own in (self.live, self.local, self._frozen):
                 if name in own and own[name].data_ptr() != tensor.data_ptr():
                     own[name] = tensor.detach()
         self._seen = looks
-        self._frozen.check()
+        check_frozen(self._frozen, self._frozen_marks)
 
     def _looks(self) -> list[int]:
         """What changes where a tensor takes another's place or shape, or one is added.
@@ -181,10 +184,6 @@ class Replica:
         forgetful = {n for n, config in self._config.items() if config.state == "reset"}
         if wanted := {name for name in names if network_of(name) in forgetful}:
             self.inner.forget(wanted)
-
-    def following(self, names: Iterable[str]) -> AbstractContextManager[None]:
-        """While these local weights are written to; copies that optimisers keep of them follow."""
-        return self._copies.following(names)
 
     # What leaves ---------------------------------------------------------------------------
 

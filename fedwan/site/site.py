@@ -160,7 +160,10 @@ class Site:
         if self._has_joined:
             raise UserError(ONCE)
         try:
-            self.step = self._join()
+            welcome = self._introduce(max(self._checkpoints.versions(), default=0))
+            if welcome.send_initial:
+                self._open_run()
+            self.step = self._exchange.begin(list(welcome.versions), welcome.run_step)
             self._has_joined = True
             self.meter.note_step_begins()
         except BaseException as error:
@@ -276,13 +279,6 @@ class Site:
             self._group.close()
 
     # Joining -------------------------------------------------------------------------------
-
-    def _join(self) -> int:
-        """Join the run; the step to go on from."""
-        welcome = self._introduce(max(self._checkpoints.versions(), default=0))
-        if welcome.send_initial:
-            self._open_run()
-        return self._exchange.begin(list(welcome.versions), welcome.run_step)
 
     def _rejoin(self, is_bound: bool) -> list[int]:
         """Join a coordinator that was started again; the versions that it has.
@@ -412,4 +408,4 @@ class Site:
         with self.meter.aside():
             base = self.replica.whole_base()
             self._stub.send_initial(base)
-            self._quality.measure(base, 0)
+            self._quality.measure(base, 0, time.monotonic())

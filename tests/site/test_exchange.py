@@ -138,8 +138,8 @@ def test_what_is_sent_again_is_of_the_weights_that_the_site_has_still(
     """At a pace of its own it follows others' updates while its contribution is on its way."""
     owed = Residuals(1)
     (fragment,) = whole({"net/w": spec((2,))})
-    flight = Flight(fragment, fragment, 3, 8, Work(1, 1), wire.UploadHeader(), "")
-    flight.sent, flight.paid = ({}, {}), {"net/w": torch.ones(2)}
+    flight = Flight(fragment, fragment, 3, 8, Work(1, 1), wire.UploadHeader(), "", {})
+    flight.is_taken, flight.paid = True, {"net/w": torch.ones(2)}
     begun, sent = list[Any](), list[Any]()
     place = {
         "versions": [present],

@@ -65,13 +65,11 @@ class Sites:
         for name in self.names:
             if name not in senders:
                 continue
-            sealed = self.maskers[name].seal(self.codec, 0, version, WEIGHTS, SIZES)
-            assert sealed.bundle is not None
-            check_bundle(sealed.bundle, len(self.names))
+            codec, bundles[name] = self.maskers[name].seal(self.codec, 0, version, WEIGHTS, SIZES)
+            check_bundle(bundles[name], len(self.names))
             delta = {key: 0.01 * torch.randn(s.shape) for key, s in LAYOUT.items()}
-            payload, owed = sealed.codec.encode(delta, {}, LAYOUT)
+            payload, owed = codec.encode(delta, {}, LAYOUT)
             merger.add(self.codec.read_each(payload, LAYOUT))
-            bundles[name] = sealed.bundle
             for key in LAYOUT:
                 total[key] += delta[key] - owed[key]
         return merger, bundles, total
