@@ -47,10 +47,9 @@ class StepOrder:
         self._marks: dict[Tensor, Any] = {}
         """Of each parameter, what changes once the gradient that was exchanged is written to."""
         self._stepped: list[torch.optim.Optimizer] = []
-        self._hooks = [o.register_step_pre_hook(self._look) for o in self._optimizers.values()]
-        self._hooks += [
-            o.register_step_post_hook(self._look_back) for o in self._optimizers.values()
-        ]
+        watched = self._optimizers.values()
+        self._hooks = [optimizer.register_step_pre_hook(self._look) for optimizer in watched]
+        self._hooks += [optimizer.register_step_post_hook(self._look_back) for optimizer in watched]
 
     def note_exchanged(self, step: int) -> None:
         """Gradients of a step, counted from 0, have been exchanged: clipped, they stay."""

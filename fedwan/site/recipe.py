@@ -80,9 +80,8 @@ def train(
     places = None if privacy is None else privacy.places
     loader = shard.loader(config.data.batch, order, member.device, places)
     train_own(workload.networks.values(), site_names(config).index(name), shard.count)
-    may_show = (
-        member.show_samples or shard.public or not getattr(workload, "samples_from_inputs", False)
-    )
+    is_of_inputs = getattr(workload, "samples_from_inputs", False)
+    may_show = member.show_samples or shard.public or not is_of_inputs
 
     real = _held_out(shard, config.eval.num or 0)
 

@@ -98,8 +98,7 @@ class Replica:
         networks), sharing memory."""
         layout = layout_of(self.trained, home)
         self.layout: Layout = dict(sorted((layout | moment_layout(layout, self._config)).items()))
-        is_silent = self.group.rank > 0
-        copies = Copies(self.inner, self.live, self._config, is_silent=is_silent)
+        copies = Copies(self.inner, self.live, self._config, is_silent=self.group.rank > 0)
         self.following = copies.following
         """While local weights of these names are written to; copies in optimisers follow."""
         self.group.agree("networks", hashlib.sha256(layout_to_json(layout).encode()).hexdigest())
@@ -128,12 +127,10 @@ class Replica:
         looks = self._looks()
         # Of what is cut, FSDP2 puts other tensors in the parameters' place; buffers stay.
         for name, tensor in () if looks == self._seen else _named(self._networks):
-            is_trained = network_of(name) in self.trained
-            if isinstance(tensor, nn.Parameter) and (self.is_cut or not is_trained):
+            is_parameter = isinstance(tensor, nn.Parameter)
+            if is_parameter and (self.is_cut or network_of(name) not in self.trained):
                 continue
-            is_other = (
-                isinstance(tensor, nn.Parameter) and self.inner.params.get(name) is not tensor
-            )
+            is_other = is_parameter and self.inner.params.get(name) is not tensor
             if is_other or (name in self.live and tensor.shape != self.layout[name].shape):
                 raise UserError(
                     f"{name!r} was added, replaced or given the shape {tuple(tensor.shape)} after "
