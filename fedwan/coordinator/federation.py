@@ -176,19 +176,19 @@ class Federation:
         """See `Rounds.advance`."""
         with self.changed:
             if self.masking and self.masking.is_deciding:
-                self.tick()
                 return "wait", []
             now_s = self._look()
             gone = self.registry.absent(now_s)
             verdict, merges = self.rounds.advance(now_s, len(self.live()), gone)
-            if self.masking and (present := self.rounds.round):
+            present = self.rounds.present
+            if self.masking:
                 merges = self._of_present_weights(merges)
                 # What is merged now cannot be taken out of the sum, whoever is let go meanwhile.
                 at = present.fragment.index, present.version
                 self.masking.asked[at] = [merge.key.site for merge in present.merged]
             if verdict == "close" and not self.rounds.updates.keeps_past:
                 self._snapshots.clear()
-            if verdict == "close" and self.rounds.round and self.rounds.round.is_held:
+            if verdict == "close" and present.is_held:
                 merges = self._sift(merges)
             return verdict, merges
 
@@ -209,7 +209,7 @@ class Federation:
 
     def _sift(self, merges: list[Merge[Contribution]]) -> list[Merge[Contribution]]:
         """What is merged of all that a round was given where nothing tells what is usual."""
-        merged = self.rounds.round.merged if self.rounds.round else []  # these are the last of it
+        merged = self.rounds.present.merged  # these are the last of it
         first = len(merged) - len(merges)
         found = self.gate.odd_ones([merge.contribution.measures.figures() for merge in merged])
         odd = {place - first: why for place, why in found.items() if place >= first}
@@ -234,7 +234,7 @@ class Federation:
         """See `Rounds.publish`; frees the contributions that are done with."""
         with self.changed:
             done = self.rounds.publish(payload, own=own)
-            for key, contribution, _, _ in self.rounds.round.merged if self.rounds.round else ():
+            for key, contribution, _, _ in self.rounds.present.merged:
                 self.gate.note(key.fragment, contribution.measures.figures())
             self.intake.forget(*self.rounds.least_wanted())
             self.changed.notify_all()

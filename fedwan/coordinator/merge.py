@@ -87,12 +87,12 @@ class Merger:
             elif name in self._in_pairs:
                 held[name] = coded.tensor().to(sum_dtype(spec), copy=True)
             else:
-                self._accumulate(name, coded.tensor(), weight)
+                self._add(name, Plain(coded.tensor().to(sum_dtype(spec))), weight)
         # Variances before means: they need the mean of those that came before.
         for name in self._mean_of.keys() & held.keys():
             self._pool(name, held.pop(name), held.get(self._mean_of[name]), weight)
         for name, value in held.items():
-            self._accumulate(name, value, weight)
+            self._add(name, Plain(value), weight)
         return sample
 
     def _share(self, name: str, weight: float) -> float:
@@ -112,17 +112,13 @@ class Merger:
                 self._sums[name].mul_(share * scale)
         self._totals[name] += share
 
-    def _accumulate(self, name: str, value: Tensor, weight: float) -> None:
-        """The same of what is no parameter."""
-        self._add(name, Plain(value.to(sum_dtype(self._layout[name]))), weight)
-
     def _pool(self, name: str, value: Tensor, mean: Tensor | None, weight: float) -> None:
         """Σ w_i v_i, and w W / (w + W) times the squared distance of the means."""
         if (total := self._totals[name]) and mean is not None:
             distance = mean - self._sums[self._mean_of[name]] / total
             between = total / (total + self._share(name, weight))
             value = torch.add(value, distance.square(), alpha=between)
-        self._accumulate(name, value, weight)
+        self._add(name, Plain(value), weight)
 
     def take(self) -> State:
         """The merged contribution, the caller's to keep; the accumulator starts anew.

@@ -24,10 +24,8 @@ _EVENTS = (*_VERBS, *_UNMERGED, "join", "rejoin", "checkpoint", "resume", "warni
 class Past:
     """Of all earlier starts."""
 
-    decided: list[tuple[Verb, str]] = field(default_factory=list)
-    """What the operator decided, and of which site, in order."""
-    joined: dict[str, int] = field(default_factory=dict)
-    """Of each site, how many decisions there were when it joined last."""
+    decisions: list[tuple[Verb, str, bool]] = field(default_factory=list)
+    """What the operator decided, in order; with each, whether the site has joined since."""
     rejoins: int = 0
     unmerged: Totals = field(default_factory=Totals)
     """What sites did after their last contributions, as they said when they left."""
@@ -37,14 +35,6 @@ class Past:
     """Steps of privacy of whole sites, with those of versions that were made twice."""
     anew_from: list[int] = field(default_factory=list)
     """See `Rounds.anew_from`."""
-
-    @property
-    def decisions(self) -> list[tuple[Verb, str, bool]]:
-        """What the operator decided, in order; with each, whether the site has joined since."""
-        return [
-            (verb, site, self.joined.get(site, 0) > place)
-            for place, (verb, site) in enumerate(self.decided)
-        ]
 
     @classmethod
     def read(cls, journal: Path) -> Past:
@@ -60,7 +50,10 @@ class Past:
         match row["event"]:
             case "join" | "rejoin" as event:
                 self.rejoins += event == "rejoin"
-                self.joined[row["site"]] = len(self.decided)
+                self.decisions = [
+                    (verb, site, has_joined or site == row["site"])
+                    for verb, site, has_joined in self.decisions
+                ]
             # Who is drained says farewell yet.
             case event if event in _UNMERGED and row.keys() >= {*SPENT}:
                 self.unmerged.add_work(wire.Work(**{name: row[name] for name in SPENT}))
@@ -73,4 +66,4 @@ class Past:
                 both = zip(self.anew_from, row["versions"], strict=False)
                 self.anew_from = [min(version, at + 1) for version, at in both]
             case event if event in _VERBS:
-                self.decided.append((_VERBS[event], row["site"]))
+                self.decisions.append((_VERBS[event], row["site"], False))

@@ -93,17 +93,14 @@ class CoordinatedRun:
         self.cause = ""
         """Why who started the run ends it; empty while nobody does."""
         self._resumed: GlobalModel | None = None
-        self._saved: tuple[int, list[int]] = (0, [])
-        """Version of the newest checkpoint, and versions of its fragments."""
         self._past = Past()
         self._num_behind = 0
         """Versions by which the checkpoint is behind the journal's last one, if nobody chose it."""
-        self._past_figures: dict[str, Any] = {}
-        """The gate's, of a checkpoint."""
-        self._past_masks: dict[str, Any] | None = None
+        self._saved_state: dict[str, Any] = {"gate": {}}
+        """Of the gate, masks and privacy, in the checkpoint that the run goes on from."""
+        self._num_lost = 0
+        """Versions that were sent out and are made again."""
         self._privacy: SitePrivacy | None = None
-        self._past_privacy: tuple[dict[str, Any], int] | None = None
-        """Its state in a checkpoint, and versions that were sent out after that."""
         self._version_lines = VersionLines(record, self.hub.changed.flush)
         self._tidier = Tidier()
         self._began_s = time.monotonic()
@@ -135,13 +132,12 @@ class CoordinatedRun:
         try:
             claim = Claim(*meta["claim"])
             self.totals = Totals(**meta["totals"])
-            self._past_figures = dict(meta["gate"])
             self.hub.began = float(meta["began"])
-            self._past_masks = meta.get("masks")
+            self._saved_state = {"gate": dict(meta["gate"]), "masks": meta.get("masks")}
             if self.config.privacy.is_of("site"):
+                self._saved_state["privacy"] = meta["privacy"]
                 # The versions that a damaged or newer one had were sent out, and are made again.
-                num_lost = max(int(bool(complaint)), sum(past.saved) - sum(meta["versions"]))
-                self._past_privacy = meta["privacy"], num_lost
+                self._num_lost = max(int(bool(complaint)), sum(past.saved) - sum(meta["versions"]))
         except (KeyError, TypeError) as error:
             raise another_version(folder, error) from None
         self.hub.agreement.agreed = claim = self.hub.agreement.claim(claim)
@@ -215,7 +211,7 @@ class CoordinatedRun:
         self._await_farewells(patience_s)
         self._compare_weights(model)
         self.checkpoint(model)  # without what is in the journal, which is read again
-        self.totals.add_work(self.hub.unmerged)
+        self.totals.add_work(hub.unmerged)
         return model
 
     def _settle(self, claim: Claim) -> None:
@@ -238,11 +234,12 @@ class CoordinatedRun:
             self.totals.samples,
         )
         if self.hub.masking:
-            self.hub.masking.begin(layout, fragments, self._past_masks)
+            self.hub.masking.begin(layout, fragments, self._saved_state.get("masks"))
         if config.privacy.is_of("site"):
             self._privacy = SitePrivacy(config, layout, fragments)
-            if self._past_privacy:
-                self._privacy.resume(*self._past_privacy, self._past.spent)
+            if self._resumed:
+                state = self._saved_state["privacy"]
+                self._privacy.resume(state, self._num_lost, self._past.spent)
             event, text = self._privacy.tell(layout)
             self.hub.event(event, None, text)
         self._mergers = Mergers(self.hub, strategy, config, self._folder, self._privacy)
@@ -260,7 +257,7 @@ class CoordinatedRun:
             text = "what the strategy keeps at sites begins anew, as the checkpoint is an older one"
             self.hub.event("warning", None, text, anew_from=list(rounds.anew_from))
         self.hub.rejected = self.totals.rejected
-        self._saved = (rounds.version, list(rounds.versions))
+        self._saved = list(rounds.versions)  # of the fragments in the newest checkpoint
         self._rows = RoundRows(self._record, untold=_untold(strategy))
         if self._resumed is not None:
             self._rows.recall(iter_records(self._folder))
@@ -274,7 +271,7 @@ class CoordinatedRun:
         # Else the update is not what a site's weights have moved by.
         self._is_plain = is_steady and strategy.up.is_exact and strategy.down.is_exact
         self.hub.gate = Gate(config.round.gate if is_steady else 0.0, len(self._names))
-        self.hub.gate.load_state(self._past_figures)
+        self.hub.gate.load_state(self._saved_state["gate"])
         self.hub.model = self._resumed
         self.hub.start(rounds, intake)
         return rounds
@@ -338,12 +335,15 @@ class CoordinatedRun:
         self, model: GlobalModel, round_: Round[Contribution], merger: AnyMerger
     ) -> list[Sample]:
         """Merge contributions until the policy closes the round; a sample of each."""
-        samples: list[Sample] = []
+        hub, samples = self.hub, list[Sample]()
         is_paused = False
         while True:
-            verdict, merges = self.hub.advance()
+            with hub.changed:
+                verdict, merges = hub.advance()
+                if verdict == "wait" and not merges:
+                    hub.tick(hub.rounds.deadline_s())
             for merge in merges:
-                if round_.is_on_arrival and (others := len(self.hub.rounds.awaited) - 1):
+                if round_.is_on_arrival and (others := len(hub.rounds.awaited) - 1):
                     # One contribution must not replace the running statistics of all.
                     assert isinstance(merger, Merger), "strategies on arrival merge by the mean"
                     merger.keep(model.state, float(others))
@@ -358,11 +358,8 @@ class CoordinatedRun:
             is_paused = self._idle(round_, is_paused)
 
     def _idle(self, round_: Round[Contribution], is_paused: bool) -> bool:
-        """Wait for the next contribution; tell, once, of sites that the round waits for."""
+        """While the round waits: look round, and tell, once, of sites that it waits for."""
         hub, rounds = self.hub, self.hub.rounds
-        with hub.changed:
-            if rounds.is_idle(len(hub.live())):
-                hub.tick(rounds.deadline_s())
         self._tidier.tidy()  # many chunks were received meanwhile
         self._look_round()
         if rounds.is_hopeless:
@@ -378,11 +375,11 @@ class CoordinatedRun:
             )
         with hub.changed:
             absent = self._registry.absent(time.monotonic())
-            missing = rounds.missing(absent, hub.live())
+            owing = rounds.owing(hub.live())
+            missing = [name for name in absent if name in owing]
         if missing and not is_paused:
-            self.hub.event(
-                "paused", None, f"round {round_.version + 1} waits for {', '.join(missing)}"
-            )
+            text = f"round {round_.version + 1} waits for {', '.join(missing)}"
+            hub.event("paused", None, text)
         return bool(missing)
 
     def _look_round(self) -> None:
@@ -439,10 +436,8 @@ class CoordinatedRun:
 
     def _after_version(self, model: GlobalModel, before: int) -> None:
         rounds, config = self.hub.rounds, self.config
-        now = rounds.progress
-        if rounds.is_done or _crosses(
-            -(-(config.eval.every or 0) // self._strategy.h), before, now
-        ):
+        now, rounds_between = rounds.progress, -(-(config.eval.every or 0) // self._strategy.h)
+        if rounds.is_done or _crosses(rounds_between, before, now):
             self._evaluator.ask()
         if not self._privacy and _crosses(config.checkpoint.every, before, now):
             self.checkpoint(model)
@@ -454,7 +449,7 @@ class CoordinatedRun:
         totals.dropped = hub.rounds.dropped
         row = asdict(totals) | {"wall_s": self.elapsed_s()}
         self._version_lines.wait()
-        meta: dict[str, Any] = {"totals": row, "claim": self.hub.agreement.agreed}
+        meta: dict[str, Any] = {"totals": row, "claim": hub.agreement.agreed}
         meta |= {"gate": hub.gate.state(), "began": hub.began}
         meta |= {"config": to_tree(self.config), "step": hub.rounds.run_step}
         if hub.masking:
@@ -465,12 +460,12 @@ class CoordinatedRun:
         model.save(self._folder / "checkpoint", meta)
         told = {"versions": versions} | ({"spent": self._privacy.steps} if self._privacy else {})
         self._record({"kind": "event", "event": "checkpoint", "site": None, **told})
-        if versions != self._saved[1]:
+        if versions != self._saved:
             # Sites keep what they need to go on from the one before, too: this one may be damaged.
-            hub.durable_version, durable = self._saved
-            self._saved = (model.version, versions)
-            with hub.changed:
-                if hub.masking and durable:
+            durable, self._saved = self._saved, versions
+            hub.durable_version = model.version_of(durable)
+            if hub.masking:
+                with hub.changed:
                     hub.masking.note_durable(durable)
 
     def _write(self, event: str, site: str | None, text: str, **details: Any) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from operator import ge
 from queue import SimpleQueue
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
 
@@ -36,17 +36,14 @@ MAX_WAIT_S = 10.0
 _WEIGHTS = (wire.DownloadRequest.GLOBAL, wire.DownloadRequest.EMA, wire.DownloadRequest.OUTER)
 _ACCEPTED = wire.Receipt(status=wire.Receipt.ACCEPTED)
 _INCOMPLETE = wire.Receipt(status=wire.Receipt.INCOMPLETE)
-M = TypeVar("M", bound=Message)
-P = ParamSpec("P")
-R = TypeVar("R")
-Call = Callable[Concatenate["Servicer", str, M, P], R]
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 
-def _bounded(call: Call[M, P, R]) -> Call[M, P, R]:
+def _bounded(call: Call) -> Call:
     """Check a message before the call heeds it; tell of what is refused."""
 
     @wraps(call)
-    def checked(self: Servicer, site: str, message: M, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def checked(self: Servicer, site: str, message: Message, *args: Any, **kwargs: Any) -> Any:
         try:
             bound(message, self.passed_s())
             return call(self, site, message, *args, **kwargs)
@@ -54,7 +51,7 @@ def _bounded(call: Call[M, P, R]) -> Call[M, P, R]:
             self._refuse(site, str(error))
             raise
 
-    return checked
+    return cast(Call, checked)
 
 
 class Servicer(Federation):

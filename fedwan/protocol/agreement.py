@@ -130,7 +130,7 @@ class Agreement:
             claim = claim._replace(initial_sha256=agreed.initial_sha256)
         if self._has_steps:
             claim = claim._replace(num_steps=0)
-        return next((c for c in (self.agreed, *list(self._claims.values())) if c == claim), claim)
+        return next((c for c in (self.agreed, *self._claims.values()) if c == claim), claim)
 
     def objection(self, site: str, claim: Claim) -> str:
         """How a claim differs from what was agreed on; takes long, and needs no lock."""
@@ -171,7 +171,8 @@ class Agreement:
         if leading is not None and claim != leading:
             del self._claims[site]
             return f"site {site}: {leading.difference(claim)}"
-        if self.agreed is None and self._count(claim) >= min(self._needed, len(self._names)):
+        needed = min(self._needed, len(self._names))
+        if self.agreed is None and [*self._claims.values()].count(claim) >= needed:
             self.agreed = claim
         return ""
 
@@ -179,9 +180,6 @@ class Agreement:
         """Only these may take part from now on."""
         self._names = list(site_names)
         self._claims = {name: c for name, c in self._claims.items() if name in self._names}
-
-    def _count(self, claim: Claim) -> int:
-        return sum(other == claim for other in self._claims.values())
 
     def _majority(self) -> Claim | None:
         for claim, count in Counter(self._claims.values()).most_common(1):

@@ -77,7 +77,9 @@ class Round(Generic[C]):
         return sum(merge.contribution.work.samples for merge in self.merged)
 
     def expect(self, awaited: Collection[str], names: Sequence[str]) -> None:
-        """Wait for these of all sites, and for whose contribution is whole already."""
+        """Until it closes, wait for these of all sites, and for whose contribution is whole."""
+        if self.is_closed:
+            return
         # One of an earlier version does not stand for what its site sends of this one.
         given = [key.site for key in self.given if key.version == self.version]
         self.waiting = [

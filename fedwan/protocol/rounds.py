@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from fedwan.errors import PayloadError
@@ -119,6 +119,12 @@ class Rounds(Generic[C, U]):
         return self.progress >= self._num_versions
 
     @property
+    def present(self) -> Round[C]:
+        """The present round, once one has begun."""
+        assert self.round is not None, "a round has begun"
+        return self.round
+
+    @property
     def is_stuck(self) -> bool:
         """Whether the round was given all that it waits for, and may not close with what it has."""
         present = self.round
@@ -173,9 +179,8 @@ class Rounds(Generic[C, U]):
 
     def _most_steps(self, fragment: int) -> int:
         # Shifted for the first time; and a step that a site repeats that begins anew.
-        return (
-            self._fragments[fragment].steps(self._strategy.h) + self._fragments[fragment].offset + 1
-        )
+        shifted = self._fragments[fragment]
+        return shifted.steps(self._strategy.h) + shifted.offset + 1
 
     def most_counted(self, fragment: int) -> float:
         """How far a contribution's integer buffers may be above the global ones.
@@ -214,8 +219,8 @@ class Rounds(Generic[C, U]):
         self._whole[fragment][version, site] = contribution
         self._times[fragment].arrive(version, site, now_s)
         present = self.round
-        if present and not present.is_closed and present.fragment.index == fragment:
-            if present.version == version:
+        if present and (present.fragment.index, present.version) == (fragment, version):
+            if not present.is_closed:
                 present.last_s = now_s - present.began_s
 
     def num_taken(self, fragment: int) -> int:
@@ -237,8 +242,7 @@ class Rounds(Generic[C, U]):
         self.round = Round(fragment, version, now_s, is_on_arrival, self._whole[index])
         self.round.merged = list(self._closed.pop(index, []))
         self.round.is_closed = bool(self.round.merged)
-        if not self.round.is_closed:
-            self.round.expect(self.awaited, self._names)
+        self.round.expect(self.awaited, self._names)
         return self.round
 
     def close_again(self, fragment: int, merged: Sequence[Merge[C]]) -> None:
@@ -255,7 +259,7 @@ class Rounds(Generic[C, U]):
         self._paces.keep(self.awaited)
         quorum = min(self._strategy.policy.quorum, len(self.awaited))
         self._policy = self._strategy.policy._replace(quorum=quorum)
-        if self.round is not None and not self.round.is_closed:
+        if self.round is not None:
             self.round.expect(awaited, self._names)
         for index in range(len(self._fragments)):
             self.begin_anew(index)
@@ -266,13 +270,12 @@ class Rounds(Generic[C, U]):
         What the round was given already it is done with when its update is out.
         """
         taken = [merge.key for merges in self._closed.values() for merge in merges]
-        if self.round is not None:
-            taken += self.round.given
+        taken += self.round.given if self.round else []
         done = []
         for index, whole in enumerate(self._whole):
             keys = [key for key in whole if key[1] == site and Key(index, *key) not in taken]
             done += [whole.pop(key) for key in keys]
-        if self.round is not None and not self.round.is_closed:
+        if self.round is not None:
             self.round.expect(self.awaited, self._names)
         return done
 
@@ -283,7 +286,7 @@ class Rounds(Generic[C, U]):
 
         `gone`: sites that were here and are not any more.
         """
-        present = self._present()
+        present = self.present
         num_arrived, policy = len(present.whole), self._policy
         if not present.is_on_arrival:
             lacking = present.lacking()
@@ -317,34 +320,26 @@ class Rounds(Generic[C, U]):
 
     def leave_out(self, merge: Merge[C]) -> None:
         """What the round has just closed with is not merged; it is done with like what is."""
-        present = self._present()
+        present = self.present
         present.merged.remove(merge)
         present.left_out.append(merge.key)
 
     def deadline_s(self) -> float:
         """When the present round may close without sites that are late; never where it may not."""
-        present = self._present()
+        present = self.present
         if not self._policy.leaves_behind:
             return math.inf
         past_s = self._times[present.fragment.index].past_s
         return present.began_s + self._policy.deadline_s(past_s)
 
-    def is_idle(self, num_live: int) -> bool:
-        """Whether nothing is here that could be merged now."""
-        present = self._present()
-        if present.is_on_arrival:
-            return not present.whole or num_live < self._policy.quorum
-        lacking = present.lacking()
-        return bool(lacking) if present.is_held else present.waiting[:1] == lacking[:1]
-
     def times(self) -> int:
         """As how many contributions the round's mean is taken by optimisers that count them."""
-        is_warmup = self._policy.arrivals_from is not None and not self._present().is_on_arrival
+        is_warmup = self._policy.arrivals_from is not None and not self.present.is_on_arrival
         return len(self.awaited) if is_warmup else 1
 
     def publish(self, update: U, *, own: str = "") -> list[C]:
         """The round's update is out; contributions that are done with: merged, or too late."""
-        present = self._present()
+        present = self.present
         index, version = present.fragment.index, present.version + 1
         self.hold(index, version, update)
         self.own[index] = own
@@ -356,7 +351,12 @@ class Rounds(Generic[C, U]):
             if key not in self._left:
                 merged[key.site] = max((key.version, version), merged.get(key.site, (0, 0)))
             self._paces.note(key.site, contribution.work)
-        return self._forget(present)
+        whole, (_, least) = present.whole, self.least_wanted()
+        done = [whole.pop((key.version, key.site)) for key in present.given]
+        self._left = {key for key in self._left if key.fragment != index or key.version >= least}
+        late = [key for key in whole if key[0] < least]
+        self.dropped += len(late)
+        return done + [whole.pop(key) for key in late]
 
     def hold(self, fragment: int, version: int, update: U) -> None:
         """Hand an update out."""
@@ -365,51 +365,32 @@ class Rounds(Generic[C, U]):
         self.refused.clear()
         self.setbacks.clear()
 
-    def _forget(self, present: Round[C]) -> list[C]:
-        whole = self._whole[present.fragment.index]
-        done = [whole.pop((key.version, key.site)) for key in present.given]
-        index, least = self.least_wanted()
-        self._left = {key for key in self._left if key.fragment != index or key.version >= least}
-        late = [key for key in whole if key[0] < least]
-        self.dropped += len(late)
-        return done + [whole.pop(key) for key in late]
-
     def least_wanted(self) -> tuple[int, int]:
         """The fragment of the present round, and the least version that is still wanted of it."""
-        index = self._present().fragment.index
+        index = self.present.fragment.index
         return index, self._least_wanted(index)
 
     def _least_wanted(self, fragment: int) -> int:
         """What a closed round was not given comes too late, although its update is not out yet."""
         present, round_ = self.versions[fragment], self.round
-        is_closed = round_ is not None and round_.is_closed and round_.version == present
-        if is_closed and round_ is not None and round_.fragment.index == fragment:
-            present += 1
+        if round_ and (round_.fragment.index, round_.version) == (fragment, present):
+            present += round_.is_closed
         # A site that keeps a pace of its own waits until it is merged, and a barrier for the site.
         is_owed = self._strategy.clock == "samples" and not self._policy.is_on_arrival(present)
         return present - (0 if is_owed else self._policy.max_staleness)
-
-    def missing(self, absent: Iterable[str], live: Collection[str]) -> list[str]:
-        """Sites that the round waits for, of those that were here and are not any more."""
-        owing = self.owing(live)
-        return [name for name in absent if name in owing]
 
     def owing(self, live: Collection[str]) -> list[str]:
         """Sites without whose contribution the round could not close.
 
         On arrival those that a quorum of live sites lacks; where it has one, any that is live.
         """
-        present = self._present()
+        present = self.present
         waiting = present.lacking()
         if not present.is_on_arrival:
             return waiting
         if len(live) >= self._policy.quorum:
             return [name for name in waiting if name in live]
         return [name for name in waiting if name not in live] or waiting
-
-    def _present(self) -> Round[C]:
-        assert self.round is not None, "a round has begun"
-        return self.round
 
     # What sites are told -------------------------------------------------------------------
 
