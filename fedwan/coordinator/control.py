@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from socketserver import StreamRequestHandler, UnixStreamServer
 from typing import Any
@@ -77,10 +78,8 @@ def serving(out: Path, answer: Answer) -> Iterator[None]:
             yield
             return
         server.server_activate()
-        thread = threading.Thread(
-            target=server.serve_forever, args=(_TICK_S,), name="control", daemon=True
-        )
-        thread.start()
+        serve = partial(server.serve_forever, _TICK_S)
+        threading.Thread(target=serve, name="control", daemon=True).start()
         try:
             yield
         finally:

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import safetensors.torch
-from safetensors import SafetensorError
 
 from fedwan.config import COMMAND, Config
 from fedwan.coordinator.federation import Federation
@@ -141,7 +139,10 @@ def find(reports: Mapping[str, Report]) -> Evaluated:
     sites = tuple(sorted(reports))
     figures = _means([reports[site].figures for site in sites])
     complaint = ""
-    shown = {site: _tensors(reports[site]) for site in sites}
+    shown = {
+        site: safetensors.torch.load(report.samples) if report.samples else State()
+        for site, report in reports.items()
+    }
     try:
         parts = [select_prefix("moments", shown[site]) for site in sites]
         if any(parts):  # some evaluate in a way of their own
@@ -193,10 +194,3 @@ def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         elif all(isinstance(v, list) and len(v) == len(rows[0][key]) for v in values):
             means[key] = list(map(fmean, zip(*values, strict=True)))
     return means
-
-
-def _tensors(report: Report) -> State:
-    """What a report shows; nothing if it cannot be read."""
-    with suppress(SafetensorError):
-        return safetensors.torch.load(report.samples) if report.samples else {}
-    return {}

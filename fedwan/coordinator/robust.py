@@ -69,10 +69,7 @@ class RobustMerger:
         return sample
 
     def take(self) -> State:
-        """The merged contribution, the caller's to keep; begins anew.
-
-        Parameters, means and variances are fp32, of fp64 buffers fp64; counters keep their dtype.
-        """
+        """The merged contribution as `merge.Merger` has it; begins anew."""
         assert self._contributions, "nothing was merged"
         if self._rule in ("trimmed_mean", "median"):
             merged = {name: value for name, value, _ in self._values()}
