@@ -104,7 +104,7 @@ class Federation:
         self._snapshots = Snapshots()
         self._certificates: dict[str, bytes] = {}
         """By site, the one that the journal told of last."""
-        self._last_refused: dict[tuple[str, int], bytes] = {}
+        self._last_refused: dict[tuple[str, int], tuple[object, ...]] = {}
         """By site and fragment, what was refused last, and why."""
 
     @property

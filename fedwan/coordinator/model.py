@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import os
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import safetensors.torch
 import torch
@@ -133,7 +133,7 @@ class GlobalModel:
         self._residual: State = {}
         self._server_step = strategy.server_step(self.state, layout)
         self._half_life = ema_half_life
-        self._readers: list[weakref.ref[Payload]] = []
+        self._readers = WeakSet[Payload]()
         """Payloads that are of the average itself."""
         self._hashes: dict[tuple[int, int], str] = {}  # by fragment and version, the last two
         self._lock = threading.Lock()
@@ -177,7 +177,7 @@ class GlobalModel:
         with self._lock:
             self._residual |= residual
             self._server_step.commit(update)
-            if any(reader() is not None for reader in self._readers):
+            if len(self._readers):
                 self.ema = clone(self.ema)  # what is being read is left to them
             self._readers.clear()
             update_ema(
@@ -297,7 +297,7 @@ class GlobalModel:
                 payload = Payload([safetensors.torch.save(self._server_step.state())])
             elif kind == wire.DownloadRequest.EMA:
                 payload, _ = fp32().encode(self.ema, {}, self._weights)
-                self._readers.append(weakref.ref(payload))
+                self._readers.add(payload)
             else:
                 payload, _ = fp32().encode(clone(self.state), {}, self.layout)
             return payload, tuple(self.versions)

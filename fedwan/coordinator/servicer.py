@@ -490,16 +490,10 @@ class Servicer(Federation):
         return b"".join(self.masking.sizes(*key) for key in keys) if self.masking else b""
 
 
-def _mark(header: wire.UploadHeader, text: str) -> bytes:
+def _mark(header: wire.UploadHeader, text: str) -> tuple[object, ...]:
     """The same where a site sends again what was refused for this reason, and of no other one."""
-    said = wire.UploadHeader(
-        session=header.session,
-        kind=header.kind,
-        version=header.version,
-        checksum=header.checksum,
-        work=header.work,
-    )
-    return said.SerializeToString(deterministic=True) + text.encode()
+    work = header.work.SerializeToString(deterministic=True)
+    return header.session, header.kind, header.version, header.checksum, work, text
 
 
 def _upload(site: str, header: wire.UploadHeader) -> Upload:

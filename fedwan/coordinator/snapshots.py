@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-import weakref
+from collections import defaultdict
+from weakref import WeakSet
 
 from fedwan.codecs import Payload
 from fedwan.coordinator.model import GlobalModel
@@ -21,7 +22,7 @@ class Snapshots:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, Kind], Snapshot] = {}
-        self._out: dict[str, list[weakref.ref[Payload]]] = {}
+        self._out: defaultdict[str, WeakSet[Payload]] = defaultdict(WeakSet)
         """By site, what it was given, as long as somebody still sends it."""
         self._copying = threading.Lock()
 
@@ -35,15 +36,13 @@ class Snapshots:
         A copy takes long: one is made at a time.
         """
         with self._copying:
-            out = self._out[site] = [ref for ref in self._out.get(site, []) if ref() is not None]
-            if len(out) >= MOST:
+            if len(self._out[site]) >= MOST:
                 return None
             versions = tuple(model.versions)
             others = [kept for (_, other), kept in self._kept.copy().items() if other == kind]
             same = (kept for kept in others if kept[1] == versions)
             kept = self._kept[site, kind] = next(same, None) or model.snapshot(kind)
-            if not any(ref() is kept[0] for ref in out):
-                out.append(weakref.ref(kept[0]))
+            self._out[site].add(kept[0])
         return kept
 
     def clear(self, site: str = "") -> None:

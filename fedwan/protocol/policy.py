@@ -63,7 +63,7 @@ class RoundPolicy(NamedTuple):
         elapsed_s: float,
         past_s: Sequence[float] = (),
         version: int = 0,
-        num_live: int | None = None,
+        num_live: int = 0,
     ) -> Verdict:
         """What to do `elapsed_s` seconds after the round's first contribution could have come.
 
@@ -81,7 +81,7 @@ class RoundPolicy(NamedTuple):
         'wait'
         """
         if self.is_on_arrival(version):
-            closes = num_arrived and (num_live is None or num_live >= self.quorum)
+            closes = num_arrived and num_live >= self.quorum
         else:
             is_late = num_arrived >= self.quorum and elapsed_s >= self.deadline_s(past_s)
             closes = num_arrived >= self.num_sites or is_late
