@@ -215,7 +215,7 @@ def test_who_is_in_the_present_sum_is_needed_for_it() -> None:
         changed=Condition(),
         registry=SimpleNamespace(absent=lambda now_s: []),
         _look=lambda: 0.0,
-        rounds=SimpleNamespace(advance=lambda *_: ("wait", merges), round=round_of(merges)),
+        rounds=SimpleNamespace(advance=lambda *_: ("wait", merges), present=round_of(merges)),
         live=lambda: masking.names,
         masking=masking,
         _of_present_weights=lambda merges: merges,
