@@ -88,7 +88,6 @@ class Federation:
         self.deciding = threading.Lock()
         """Held by the operator's decisions, one at a time."""
         self.start_id = uuid.uuid4().hex
-        """Of this start of the coordinator."""
         self._run_id = run_id
         self._config_sha256 = config_sha256
         self._rounds: CoordinatorRounds | None = None

@@ -47,7 +47,6 @@ class Totals:
     epsilon: float = 0.0
     """The most that a unit has spent of its privacy, as sites say of samples."""
     quality: dict[str, Any] = field(default_factory=dict)
-    """The latest quality."""
     quality_version: int = -1
     sites: dict[str, dict[str, int]] = field(default_factory=dict)
     """Contributions and their bytes."""

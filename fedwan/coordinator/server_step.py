@@ -78,14 +78,11 @@ class _Outer(ServerStep):
         super().__init__(model, layout, transforms)
         self._transforms = transforms
         self._state: dict[str, State] = {}
-        self._own: dict[str, list[str]] = {}
-        """By tensor, the names of its part of the state, which end in its own."""
+        """By tensor, its part of the state, whose names end in its own."""
         for network, transform in transforms.items():
-            self._state[network] = {}
             for name in self._parameters[network]:
-                part = transform.init({name: model[name]})
-                self._state[network] |= part
-                self._own[name] = [own for own in part if own.endswith(name)]
+                part = transform.init({name: model[name]}).items()
+                self._state[name] = {own: value for own, value in part if own.endswith(name)}
 
     def _step(self, merged: State, times: int, run_step: int) -> State:
         out: State = {}
@@ -97,14 +94,12 @@ class _Outer(ServerStep):
         return out
 
     def _update(self, name: str, delta: Tensor) -> Tensor:
-        network = network_of(name)
-        whole = self._state[network]
-        part = {n: whole[n] for n in self._own[name]}
+        network, part = network_of(name), self._state[name]
         try:
-            update, new = self._transforms[network].update({name: delta}, part)
+            update, new = self._transforms[network].update({name: delta}, dict(part))
             if not isinstance(moved := update[name], Tensor):
                 raise TypeError(f"a {type(moved).__name__} in place of a tensor")
-            if odd := new.keys() - whole.keys():
+            if odd := new.keys() - part.keys():
                 raise KeyError(f"state {min(odd)!r} that init did not make")
         except Exception as error:
             raise UserError(
@@ -116,13 +111,13 @@ class _Outer(ServerStep):
                 f"the outer step of {network} made an update of {name!r} of shape "
                 f"{tuple(moved.shape)} and not {tuple(delta.shape)}; mend its Transform"
             )
-        whole.update(new)
+        part.update(new)
         return moved
 
     def state(self) -> State:
         flat: State = {}
-        for network, state in self._state.items():
-            flat |= add_prefix(network, state)
+        for name, part in self._state.items():
+            flat |= add_prefix(network_of(name), part)
         return flat
 
     def load_state(self, state: State) -> None:
@@ -135,8 +130,9 @@ class _Outer(ServerStep):
                 f"outer state {name!r} of shape {shape} is in the checkpoint or in this strategy "
                 "alone; resume with the strategy and model that the run began with"
             )
-        for network in self._state:
-            self._state[network] = select_prefix(network, state)
+        by_network = {network: select_prefix(network, state) for network in self._transforms}
+        for name, part in self._state.items():
+            part.update({own: by_network[network_of(name)][own] for own in part})
 
 
 class StepInner(ServerStep):

@@ -61,7 +61,6 @@ class SiteEntry:
     is_cut: bool = False
     """Whether its Control stream broke after that."""
     joined_s: float = 0.0
-    """Time at which its present process joined."""
     step: int = 0
     joins: int = 0
     checkpoint: int | None = None
@@ -149,14 +148,12 @@ class Registry:
             outbox.put(signal)
         self.hear(name, session, 0, now_s)
 
-    def hear(self, name: str, session: str, step: int, now_s: float) -> bool:
-        """A heartbeat; False if it comes from a session that another one has replaced."""
+    def hear(self, name: str, session: str, step: int, now_s: float) -> None:
+        """A heartbeat; nothing if it comes from a session that another one has replaced."""
         site = self.sites.get(name)
-        if site is None or site.session != session:
-            return False
-        site.heard_s, site.is_cut = now_s, False
-        site.step = max(site.step, step)
-        return True
+        if site is not None and site.session == session:
+            site.heard_s, site.is_cut = now_s, False
+            site.step = max(site.step, step)
 
     def drop(self, name: str, session: str) -> None:
         """A session's Control stream broke: if the site lives it redials at once."""

@@ -114,7 +114,6 @@ class Unmasking:
         self.needed = needed
         """Sites that must sign, and give shares."""
         self.missing = [name for name in names if name not in bundles]
-        """Sites that are no survivors."""
 
     @property
     def waits_for(self) -> list[str]:

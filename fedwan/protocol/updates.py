@@ -18,7 +18,6 @@ class _HasBytes(Protocol):
 
 
 U = TypeVar("U", bound=_HasBytes)
-"""An update."""
 
 
 class Updates(Generic[U]):
