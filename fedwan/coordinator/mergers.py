@@ -93,5 +93,6 @@ class Mergers:
             merger, masking = self.of(fragment), self._hub.masking
             assert isinstance(merger, MaskedMerger) and masking
             if merged := merger.load(path, masking.basis(index, version, model.hash_of(fragment))):
-                rounds.close_again(index, merged)
-                masking.asked[index, version] = [merge.key.site for merge in merged]
+                with self._hub.changed:
+                    rounds.close_again(index, merged)
+                    masking.asked[index, version] = [merge.key.site for merge in merged]

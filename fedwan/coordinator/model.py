@@ -112,11 +112,7 @@ class GlobalModel:
     """Global weights, which take `initial` over, and what evolves with them."""
 
     def __init__(
-        self,
-        initial: State,
-        layout: Layout,
-        strategy: Strategy,
-        ema_half_life: float,
+        self, initial: State, layout: Layout, strategy: Strategy, ema_half_life: float
     ) -> None:
         self.layout = layout
         self.state: State = {
@@ -323,12 +319,7 @@ class GlobalModel:
         self._saved = list(self.versions)
 
     @classmethod
-    def load(
-        cls,
-        folder: Path,
-        strategy: Strategy,
-        config: Config,
-    ) -> GlobalModel:
+    def load(cls, folder: Path, strategy: Strategy, config: Config) -> GlobalModel:
         """Read a checkpoint; a `CheckpointError` if it is of another strategy or not whole."""
         path = folder / CHECKPOINT
         tensors, meta = read_tensors(path)

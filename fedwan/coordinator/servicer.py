@@ -462,12 +462,7 @@ class Servicer(Federation):
             return self._ready(site, 0, model.version_of(versions), versions, payload)
 
     def _ready(
-        self,
-        site: str,
-        fragment: int,
-        version: int,
-        versions: tuple[int, ...],
-        payload: Payload,
+        self, site: str, fragment: int, version: int, versions: tuple[int, ...], payload: Payload
     ) -> Delivery:
         if not fragment:
             self.registry.sites[site].version = version
