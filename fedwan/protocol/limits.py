@@ -73,15 +73,14 @@ def bound(message: Message, passed_s: float) -> None:
                 raise PayloadError(f"{name} of {len(value)} characters, {most} are taken")
             elif not value.isprintable():
                 raise PayloadError(f"{name} {value[:40]!r} holds characters that cannot be shown")
-        elif kind == FieldDescriptor.TYPE_DOUBLE and not 0 <= value < math.inf:
-            raise PayloadError(f"{name} of {value} s, which is no time")
         elif kind == FieldDescriptor.TYPE_DOUBLE:
+            if not 0 <= value < math.inf:
+                raise PayloadError(f"{name} of {value} s, which is no time")
             setattr(message, name, min(value, passed_s))
-        elif (
-            kind == FieldDescriptor.TYPE_UINT64
-            and (value := max(value) if isinstance(value, Sequence) else value) > _MOST_COUNT
-        ):
-            raise PayloadError(f"{name} of {value}, {_MOST_COUNT} is the most that is taken")
+        elif kind == FieldDescriptor.TYPE_UINT64:
+            largest = max(value) if isinstance(value, Sequence) else value
+            if largest > _MOST_COUNT:
+                raise PayloadError(f"{name} of {largest}, {_MOST_COUNT} is the most that is taken")
 
 
 def shown(text: str, most: int) -> str:
