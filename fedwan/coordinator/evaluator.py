@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -45,24 +46,17 @@ class Evaluated(NamedTuple):
     """Why figures are not those of all data together."""
 
 
+@dataclass
 class Evaluator:
     """Has the average of the weights measured, and keeps what was found."""
 
-    def __init__(
-        self,
-        config: Config,
-        hub: Federation,
-        totals: Totals,
-        record: Callable[[dict[str, Any]], None],
-        on_samples: Callable[[int, int, bytes], None],
-    ) -> None:
-        self._config = config
-        self._hub = hub
-        self._totals = totals
-        self._record = record
-        self._on_samples = on_samples
-        self._steps: dict[int, int] = {}
-        self._latest: Evaluated | None = None
+    config: Config
+    hub: Federation
+    totals: Totals
+    record: Callable[[dict[str, Any]], None]
+    on_samples: Callable[[int, int, bytes], None]
+    _steps: dict[int, int] = field(default_factory=dict)
+    _latest: Evaluated | None = None
 
     def note(self, version: int, step: int) -> None:
         """Where in the run a version is."""
@@ -72,7 +66,7 @@ class Evaluator:
 
     def ask(self) -> list[str]:
         """Have the weights measured, if possible by a site that keeps up; who was asked."""
-        hub = self._hub
+        hub = self.hub
         with hub.changed:
             is_last = hub.rounds.is_done
             asked = hub.evaluation.choose(hub.live(), hub.rounds.latest, is_last=is_last)
@@ -85,47 +79,47 @@ class Evaluator:
     def begin(self, site: str, version: int) -> None:
         """A site measures a version from now on."""
         step = self._steps.get(version, 0)
-        self._hub.event("measuring", site, f"{site} measures version {version} (step {step})")
+        self.hub.event("measuring", site, f"{site} measures version {version} (step {step})")
 
     def take(self) -> None:
         """Keep what has been found since the last call."""
-        with self._hub.changed:
-            found = self._hub.evaluation.found(self._hub.live())
+        with self.hub.changed:
+            found = self.hub.evaluation.found(self.hub.live())
         for reports in found:
             self._keep(find(reports))
 
     def wants(self, version: int) -> bool:
         """Whether that of a version is still to come; asks who can tell."""
-        hub = self._hub
+        hub = self.hub
         with hub.changed:
             live = hub.live()
-            if self._totals.quality_version >= version:
+            if self.totals.quality_version >= version:
                 return not hub.evaluation.is_idle(live)  # another one may find something else
             # Else what all of them answered was refused.
             return not hub.evaluation.is_idle(live) or bool(self.ask()) or not live
 
     def _keep(self, finding: Evaluated) -> None:
         sites, version, figures, samples, evaluation_s, complaint = finding
-        self._totals.evaluation_s += evaluation_s
+        self.totals.evaluation_s += evaluation_s
         site = ", ".join(sites)
-        if seen := seen_through(self._config, figures):
+        if seen := seen_through(self.config, figures):
             figures = figures | {"seen_through": seen}
         if not math.isfinite(figures.get("fd", 0.0)):
-            self._hub.event("warning", site, f"{site} measured an fd of {figures.get('fd')}")
+            self.hub.event("warning", site, f"{site} measured an fd of {figures.get('fd')}")
         if complaint:
-            self._hub.event("warning", site, complaint)
+            self.hub.event("warning", site, complaint)
         step = self._steps.get(version, 0)
         before, self._latest = self._latest, finding
         if before and before.version == version and before.sites != sites:
-            if self._hub.evaluation.pairs and (text := disagreement(before, finding)):
-                self._hub.event("warning", None, text)
+            if self.hub.evaluation.pairs and (text := disagreement(before, finding)):
+                self.hub.event("warning", None, text)
             if not _fd(finding) > _fd(before):
                 self._latest = before
                 return
-        if version >= self._totals.quality_version:
-            self._totals.quality, self._totals.quality_version = figures, version
-            self._on_samples(version, step, samples)
-        self._record(figures | {"kind": "quality", "version": version, "step": step, "site": site})
+        if version >= self.totals.quality_version:
+            self.totals.quality, self.totals.quality_version = figures, version
+            self.on_samples(version, step, samples)
+        self.record(figures | {"kind": "quality", "version": version, "step": step, "site": site})
 
 
 def find(reports: Mapping[str, Report]) -> Evaluated:

@@ -15,6 +15,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,27 +76,20 @@ class Contribution(NamedTuple):
     """Shares of the secrets of its masks, if it came under any."""
 
 
+@dataclass
 class Intake:
-    """Receptions that are open. Not locked; `inspect` and `free` need no lock.
+    """Receptions that are open. Not locked; `inspect` and `free` need no lock."""
 
-    `part` is what a site, by name, contributes of a fragment.
-    """
+    layout: Layout
+    fragments: Sequence[Fragment]
+    up: Codec
+    folder: Path
+    part: Callable[[Fragment, str], Fragment] = lambda fragment, _: fragment
+    """What a site, by name, contributes of a fragment."""
+    _open: dict[Upload, UploadReception] = field(default_factory=dict)
+    _dropped: list[UploadReception] = field(default_factory=list)
 
-    def __init__(
-        self,
-        layout: Layout,
-        fragments: Sequence[Fragment],
-        up: Codec,
-        folder: Path,
-        part: Callable[[Fragment, str], Fragment] = lambda fragment, _: fragment,
-    ) -> None:
-        self._layout = layout
-        self._fragments = fragments
-        self._up = up
-        self._part = part
-        self._folder = folder
-        self._open: dict[Upload, UploadReception] = {}
-        self._dropped: list[UploadReception] = []
+    def __post_init__(self) -> None:
         # Few at once: each holds a record, and all sites' payloads come together. The first to be
         # whole is the first to be checked, so that merging begins while others wait.
         self._checks = threading.Semaphore(min(MAX_CHECKS, os.cpu_count() or 1))
@@ -106,7 +100,7 @@ class Intake:
         if kind == wire.UploadHeader.INITIAL:
             is_good = fragment == version == 0
         else:
-            is_good = kind == wire.UploadHeader.CONTRIBUTION and fragment < len(self._fragments)
+            is_good = kind == wire.UploadHeader.CONTRIBUTION and fragment < len(self.fragments)
         if not is_good:
             raise PayloadError(
                 f"upload of kind {kind} for fragment {fragment}, version {version} is none that "
@@ -131,15 +125,15 @@ class Intake:
             if same and present.header.chunk_bytes == header.chunk_bytes:
                 return present
             self.close(upload)
-        reception = self._open[upload] = UploadReception(header, self._folder)
+        reception = self._open[upload] = UploadReception(header, self.folder)
         return reception
 
     def _codec_and_layout(self, upload: Upload) -> tuple[Codec, Layout]:
         """How a payload is written: initial weights exactly, contributions by the run's codec."""
         if upload.kind == wire.UploadHeader.INITIAL:
-            return fp32(), whole(self._layout)[0].layout
-        fragment = self._fragments[upload.key.fragment]
-        return self._up, self._part(fragment, upload.key.site).layout
+            return fp32(), whole(self.layout)[0].layout
+        fragment = self.fragments[upload.key.fragment]
+        return self.up, self.part(fragment, upload.key.site).layout
 
     def find(self, upload: Upload) -> UploadReception | None:
         """The reception that is open."""

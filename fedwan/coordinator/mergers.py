@@ -7,6 +7,7 @@ Sums under masks outlive the coordinator (`masked`): one that comes back goes on
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -26,30 +27,25 @@ from fedwan.strategy import Strategy
 AnyMerger = Merger | RobustMerger | MaskedMerger
 
 
+@dataclass
 class Mergers:
     """Of one run, whose folder is `folder`."""
 
-    def __init__(
-        self,
-        hub: Federation,
-        strategy: Strategy,
-        config: Config,
-        folder: Path,
-        privacy: SitePrivacy | None = None,
-    ) -> None:
-        self._hub, self._strategy, self._config = hub, strategy, config
-        self._privacy = privacy
-        self._folder = folder / MASKED_SUMS
-        self._mergers: dict[int, AnyMerger] = {}
-        self._sums: dict[tuple[int, int], Path] = {}
-        """Saved sums, by fragment and version, of rounds that are to be made again."""
+    hub: Federation
+    strategy: Strategy
+    config: Config
+    folder: Path
+    privacy: SitePrivacy | None
+    _mergers: dict[int, AnyMerger] = field(default_factory=dict)
+    _sums: dict[tuple[int, int], Path] = field(default_factory=dict)
+    """Saved sums, by fragment and version, of rounds that are to be made again."""
 
     def of(self, fragment: Fragment) -> AnyMerger:
         """The merger of a fragment."""
         if fragment.index not in self._mergers:
-            layout, up, (rule, bad) = fragment.layout, self._strategy.up, self._config.round.rule
+            layout, up, (rule, bad) = fragment.layout, self.strategy.up, self.config.round.rule
             self._mergers[fragment.index] = (
-                MaskedMerger(layout, up, self._config.num_sites)
+                MaskedMerger(layout, up, self.config.num_sites)
                 if up.mask_bits
                 else Merger(layout)
                 if rule == "mean"
@@ -59,9 +55,9 @@ class Mergers:
 
     def share(self, merge: Merge[Contribution]) -> tuple[float, float]:
         """A contribution's weight, and what its deltas are scaled by."""
-        if self._privacy:
-            return 1.0, self._privacy.scale(merge.contribution.measures)
-        nominal = self._hub.rounds.nominal_of(merge.key.fragment)
+        if self.privacy:
+            return 1.0, self.privacy.scale(merge.contribution.measures)
+        nominal = self.hub.rounds.nominal_of(merge.key.fragment)
         return merge.contribution.work.samples / nominal, merge.scale
 
     def merged(
@@ -74,15 +70,16 @@ class Mergers:
         merger = self.of(round_.fragment)
         if not isinstance(merger, MaskedMerger):
             merged = merger.take()
-            if self._privacy:
-                self._privacy.make_private(merged, round_)
+            if self.privacy:
+                self.privacy.make_private(merged, round_)
             return merged
-        patience_s, weights = self._strategy.policy.patience_s, model.hash_of(round_.fragment)
-        return take_masks_off(self._hub, round_, weights, merger, self._folder, look, patience_s)
+        patience_s, weights = self.strategy.policy.patience_s, model.hash_of(round_.fragment)
+        folder = self.folder / MASKED_SUMS
+        return take_masks_off(self.hub, round_, weights, merger, folder, look, patience_s)
 
     def resume(self, run_id: str, rounds: CoordinatorRounds, model: GlobalModel) -> None:
         """Go on with the sums whose masks an earlier start may have asked sites to take off."""
-        self._sums = saved_sums(self._folder, run_id, model.fragments, rounds.versions)
+        self._sums = saved_sums(self.folder / MASKED_SUMS, run_id, model.fragments, rounds.versions)
         for fragment in model.fragments:
             self.take_up(rounds, model, fragment)
 
@@ -90,9 +87,9 @@ class Mergers:
         """The same of a fragment alone, which has come to a version that there may be one of."""
         index, version = fragment.index, model.versions[fragment.index]
         if path := self._sums.pop((index, version), None):
-            merger, masking = self.of(fragment), self._hub.masking
+            merger, masking = self.of(fragment), self.hub.masking
             assert isinstance(merger, MaskedMerger) and masking
             if merged := merger.load(path, masking.basis(index, version, model.hash_of(fragment))):
-                with self._hub.changed:
+                with self.hub.changed:
                     rounds.close_again(index, merged)
                     masking.asked[index, version] = [merge.key.site for merge in merged]

@@ -76,18 +76,16 @@ class Totals:
         return self.sites.get(site, {"contributions": 0, "bytes_up": 0, "bytes_down": 0})
 
 
+@dataclass
 class RoundRows:
     """Writes a row for each contribution, and one for each thing that the doctor finds."""
 
-    def __init__(
-        self, record: Callable[[dict[str, Any]], None], *, untold: Sequence[str] = ()
-    ) -> None:
-        self._record = record
-        self._untold = untold
-        """Of `Direction`, what says nothing under the run's strategy."""
-        self._directions: dict[int, Directions] = {}
-        self._doctor = Doctor()
-        self._names = Names()
+    record: Callable[[dict[str, Any]], None]
+    untold: Sequence[str] = ()
+    """Of `Direction`, what says nothing under the run's strategy."""
+    _directions: dict[int, Directions] = field(default_factory=dict)
+    _doctor: Doctor = field(default_factory=Doctor)
+    _names: Names = field(default_factory=Names)
 
     def recall(self, records: Iterable[Record]) -> None:
         """A run goes on, which has recorded these."""
@@ -115,15 +113,15 @@ class RoundRows:
             "fragment": index,
             "round_s": round_s,
         }
-        nothing: dict[str, Any] = {key: {} for key in self._untold}
+        nothing: dict[str, Any] = {key: {} for key in self.untold}
         rows = []
         for merge in round_.merged:
             key, _ = latest[merge.key.site]
             direction = compared[key.site] if key == merge.key else no_direction()
             rows.append(shared | _row(merge, direction, self._names) | nothing)
-            self._record(rows[-1])
+            self.record(rows[-1])
         for row in self._doctor.look(rows):
-            self._record(row)
+            self.record(row)
 
 
 def _row(merge: Merge[Contribution], direction: Direction, names: Names) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
@@ -100,24 +101,17 @@ class Claim(NamedTuple):
         return ""
 
 
+@dataclass
 class Agreement:
     """Collects claims until enough sites agree. Not locked: its owner is."""
 
-    def __init__(
-        self,
-        site_names: Sequence[str],
-        needed: int,
-        sources: Mapping[str, str] | None = None,
-        *,
-        has_steps: bool = False,
-    ) -> None:
-        self._names = list(site_names)
-        self._needed = needed
-        self._sources = sources
-        self._has_steps = has_steps
-        self._claims: dict[str, Claim] = {}
-        self.agreed: Claim | None = None
-        """What the run was started with, or will be."""
+    names: Sequence[str]
+    needed: int
+    sources: Mapping[str, str] | None = None
+    has_steps: bool = False
+    agreed: Claim | None = None
+    """What the run was started with, or will be."""
+    _claims: dict[str, Claim] = field(default_factory=dict)
 
     def claim(self, claim: Claim, checkpoint: int = 0) -> Claim:
         """One as it is compared: where the run has steps of its own, a script's say nothing.
@@ -128,7 +122,7 @@ class Agreement:
         """
         if checkpoint and (agreed := self.agreed):
             claim = claim._replace(initial_sha256=agreed.initial_sha256)
-        if self._has_steps:
+        if self.has_steps:
             claim = claim._replace(num_steps=0)
         return next((c for c in (self.agreed, *self._claims.values()) if c == claim), claim)
 
@@ -142,9 +136,9 @@ class Agreement:
 
         `objection` is what the method of that name says, if it was asked.
         """
-        if site not in self._names:
+        if site not in self.names:
             return (
-                f"site {site!r} is not in this run, which has {', '.join(self._names)}; "
+                f"site {site!r} is not in this run, which has {', '.join(self.names)}; "
                 "ask whoever runs it to add it to sites"
             )
         if hello.site != site:
@@ -159,8 +153,8 @@ class Agreement:
                 f"site speaks protocol {hello.protocol}, this coordinator {PROTOCOL}; "
                 "install the same fedwan on both sides"
             )
-        if self._sources is not None and json.loads(claim.sources_json or "{}") != self._sources:
-            mine = claim._replace(sources_json=json.dumps(dict(self._sources), sort_keys=True))
+        if self.sources is not None and json.loads(claim.sources_json or "{}") != self.sources:
+            mine = claim._replace(sources_json=json.dumps(dict(self.sources), sort_keys=True))
             return f"site {site}: {mine.difference(claim)}"
         return objection or self.hear(site, claim)
 
@@ -171,27 +165,27 @@ class Agreement:
         if leading is not None and claim != leading:
             del self._claims[site]
             return f"site {site}: {leading.difference(claim)}"
-        needed = min(self._needed, len(self._names))
+        needed = min(self.needed, len(self.names))
         if self.agreed is None and [*self._claims.values()].count(claim) >= needed:
             self.agreed = claim
         return ""
 
     def expect(self, site_names: Sequence[str]) -> None:
         """Only these may take part from now on."""
-        self._names = list(site_names)
-        self._claims = {name: c for name, c in self._claims.items() if name in self._names}
+        self.names = site_names
+        self._claims = {name: c for name, c in self._claims.items() if name in self.names}
 
     def _majority(self) -> Claim | None:
         for claim, count in Counter(self._claims.values()).most_common(1):
-            if 2 * count > len(self._names):
+            if 2 * count > len(self.names):
                 return claim
         return None
 
     def dispute(self) -> str:
         """Why nothing can come of the claims: all sites are here, and no half of them agrees."""
-        if self.agreed or self._majority() or len(self._claims) < len(self._names):
+        if self.agreed or self._majority() or len(self._claims) < len(self.names):
             return ""
-        first, *others = self._names
+        first, *others = self.names
         claim = self._claims[first]
         return "; ".join(
             f"{name} differs from {first}: {claim.difference(self._claims[name])}"
@@ -201,13 +195,13 @@ class Agreement:
 
     def missing(self) -> list[str]:
         """Sites that have made no claim."""
-        return [name for name in self._names if name not in self._claims]
+        return [name for name in self.names if name not in self._claims]
 
     def waits_for(self) -> str:
         """For whom the start of the run waits."""
         if not (missing := self.missing()):
             return "all sites are here"
-        return f"{len(self._claims)} of {len(self._names)} sites are here, not {', '.join(missing)}"
+        return f"{len(self._claims)} of {len(self.names)} sites are here, not {', '.join(missing)}"
 
 
 def _first_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str, Any, Any]:
