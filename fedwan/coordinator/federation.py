@@ -175,6 +175,7 @@ class Federation:
         """See `Rounds.advance`."""
         with self.changed:
             if self.masking and self.masking.is_deciding:
+                self.tick()
                 return "wait", []
             now_s = self._look()
             gone = self.registry.absent(now_s)

@@ -338,10 +338,7 @@ class CoordinatedRun:
         hub, samples = self.hub, list[Sample]()
         is_paused = False
         while True:
-            with hub.changed:
-                verdict, merges = hub.advance()
-                if verdict == "wait" and not merges:
-                    hub.tick(hub.rounds.deadline_s())
+            verdict, merges = hub.advance()
             for merge in merges:
                 if round_.is_on_arrival and (others := len(hub.rounds.awaited) - 1):
                     # One contribution must not replace the running statistics of all.
@@ -358,8 +355,11 @@ class CoordinatedRun:
             is_paused = self._idle(round_, is_paused)
 
     def _idle(self, round_: Round[Contribution], is_paused: bool) -> bool:
-        """While the round waits: look round, and tell, once, of sites that it waits for."""
+        """Wait for the next contribution; tell, once, of sites that the round waits for."""
         hub, rounds = self.hub, self.hub.rounds
+        with hub.changed:
+            if rounds.is_idle(len(hub.live())):
+                hub.tick(rounds.deadline_s())
         self._tidier.tidy()  # many chunks were received meanwhile
         self._look_round()
         if rounds.is_hopeless:

@@ -332,6 +332,14 @@ class Rounds(Generic[C, U]):
         past_s = self._times[present.fragment.index].past_s
         return present.began_s + self._policy.deadline_s(past_s)
 
+    def is_idle(self, num_live: int) -> bool:
+        """Whether nothing is here that could be merged now."""
+        present = self.present
+        if present.is_on_arrival:
+            return not present.whole or num_live < self._policy.quorum
+        lacking = present.lacking()
+        return bool(lacking) if present.is_held else present.waiting[:1] == lacking[:1]
+
     def times(self) -> int:
         """As how many contributions the round's mean is taken by optimisers that count them."""
         is_warmup = self._policy.arrivals_from is not None and not self.present.is_on_arrival

@@ -96,6 +96,7 @@ def test_a_round_that_is_held_merges_when_it_closes_without_what_is_left_out() -
         send(rounds, site, 0)
         verdict, merges = rounds.advance(1.0, 3)
         assert len(merges) == (3 if number == 3 else 0)
+        assert rounds.is_idle(3) == (number < 3)
     rounds.leave_out(merges[1])
     assert [merge.key.site for merge in rounds.present.merged] == ["s1", "s3"]
     assert rounds.settled(Key(0, 0, "s2")) == "accepted", "its bytes are not wanted again"
