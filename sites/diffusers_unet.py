@@ -32,8 +32,7 @@ from fedwan.workloads.descent import Simple
 
 NETWORKS: dict[str, NetworkKind] = {"denoiser": "regression"}
 USES = (
-    *("site.precision", "site.accumulate", "site.recompute"),
-    *("site.partition", "site.partition=weights"),
+    "site.*",
     Needs(
         "data.labels",
         lambda c, _: Parts(c).num_classes > 0,

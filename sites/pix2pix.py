@@ -52,10 +52,7 @@ class Model:
     has; small images learn far slower with it."""
 
 
-USES = (
-    *("site.precision*", "site.accumulate", "site.recompute"),
-    *("site.partition", "site.partition=weights"),
-)
+USES = ("site.*",)
 DEFAULTS = {
     "data.batch": 16,
     "steps": 2000,

@@ -88,10 +88,6 @@ def first_leaf(batch: Any) -> Tensor:
     raise TypeError(f"a batch needs a tensor, which this {type(batch).__name__} has not")
 
 
-def _to_device(batch: Any, device: torch.device | str) -> Any:
-    return tree_map_only(Tensor, lambda leaf: _moved(leaf, device), batch)
-
-
 def _moved(leaf: Tensor, device: torch.device | str) -> Tensor:
     if leaf.is_cpu and torch.device(device).type == "cuda" and leaf.numel():
         # From memory that stays where it is, so that nobody waits for the GPU. Not by `pin_memory`:
@@ -284,7 +280,8 @@ class Loader:
         if self._order is not None:
             self._state = self._order.taken()
         self.taken += 1
-        batch = tell(_to_device(batch, self._device), self._told)
+        batch = tree_map_only(Tensor, lambda leaf: _moved(leaf, self._device), batch)
+        batch = tell(batch, self._told)
         return self._mirrored(batch) if self._flip else batch
 
     def _seed(self) -> None:

@@ -15,12 +15,7 @@ from torch.utils.data import default_collate
 from fedwan.config import FILE_NAMES, Config, DataConfig, site_names
 from fedwan.data.files import MOST_HELD_OUT, open_files
 from fedwan.data.loader import Fetch, InMemory, Loader, copied, is_stream, tell
-from fedwan.data.sources import (
-    check_data,
-    data_at_site,
-    source_of,
-    split_indices,
-)
+from fedwan.data.sources import check_data, data_at_site, source_of, split_indices
 from fedwan.errors import ConfigError
 from fedwan.extras import require
 from fedwan.rng import derive_seed

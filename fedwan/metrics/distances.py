@@ -71,7 +71,10 @@ def merge_moments(parts: Sequence[Moments]) -> Moments:
 
 
 def distance_from(a: Moments) -> Callable[[Moments], float]:
-    """`frechet_distance` from one Gaussian to others: the root of its covariance is taken once."""
+    """Squared Frechet distances, >= 0, from one Gaussian to others; its root is taken once.
+
+    A `FedwanError` if they are not finite.
+    """
     _require_finite(a)
     values, vectors = torch.linalg.eigh(a.covariance)
     root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
@@ -87,11 +90,6 @@ def distance_from(a: Moments) -> Callable[[Moments], float]:
     return distance
 
 
-def frechet_distance(a: Moments, b: Moments) -> float:
-    """Squared Frechet distance of two Gaussians, >= 0; a `FedwanError` if they are not finite."""
-    return distance_from(a)(b)
-
-
 def _require_finite(part: Moments) -> None:
     if not all(torch.isfinite(tensor).all() for tensor in part[1:]):
         raise FedwanError("the Frechet distance is undefined: a sample holds values not finite")
@@ -99,7 +97,7 @@ def _require_finite(part: Moments) -> None:
 
 def frechet_between(a: Tensor, b: Tensor) -> float:
     """Of two samples of features; small ones bias it upwards: compare figures of equal sizes."""
-    return frechet_distance(moments(a), moments(b))
+    return distance_from(moments(a))(moments(b))
 
 
 SMALLEST_DEVIATION = 1e-3
@@ -134,8 +132,9 @@ def merge_comparisons(parts: Sequence[Sequence[Comparison]]) -> dict[str, float]
         real, generated, other = map(merge_moments, zip(*draws, strict=True))
         union = merge_moments([part for draw in draws for part in (draw.real, draw.other)])
         scale = union.covariance.diagonal().clamp(min=0).sqrt() + SMALLEST_DEVIATION
-        fds.append(frechet_distance(_scaled(real, scale), _scaled(generated, scale)))
-        floors.append(frechet_distance(_scaled(real, scale), _scaled(other, scale)))
+        distance = distance_from(_scaled(real, scale))
+        fds.append(distance(_scaled(generated, scale)))
+        floors.append(distance(_scaled(other, scale)))
     return {"fd": fmean(fds), "fd_floor": fmean(floors)}
 
 

@@ -198,7 +198,12 @@ def _know_public(data_name: str, real: _Samples, network: Network | None) -> _Kn
     """Held-out samples of data with a public training split."""
     held_out, _ = _see(data_name, real.x, network)
     num = len(held_out)
-    training = _see_training(data_name, real.x.shape[-1], num, network)
+    train, _ = find_source(data_name, real.x.shape[-1]).load()
+    draws = min(NUM_DRAWS, len(train.x) // num)
+    assert draws > 0
+    generator = torch.Generator().manual_seed(derive_seed(data_name, "floor"))
+    drawn = torch.randperm(len(train.x), generator=generator)[: draws * num]
+    training, _ = _see(data_name, train.x[drawn], network)
     with one_thread():
         distance = distance_from(moments(held_out))
         floor = fmean(distance(moments(draw)) for draw in torch.split(training, num))
@@ -243,13 +248,3 @@ def _halves(num: int, *seed: str | int) -> tuple[Tensor, Tensor]:
     order = torch.randperm(num, generator=generator)
     half = num // 2
     return order[:half], order[half : 2 * half]
-
-
-def _see_training(data_name: str, size: int, num: int, network: Network | None) -> Tensor:
-    """Features of the public training split, (draws * num, …), the same ones every time."""
-    train, _ = find_source(data_name, size).load()
-    draws = min(NUM_DRAWS, len(train.x) // num)
-    assert draws > 0
-    generator = torch.Generator().manual_seed(derive_seed(data_name, "floor"))
-    drawn = torch.randperm(len(train.x), generator=generator)[: draws * num]
-    return _see(data_name, train.x[drawn], network)[0]

@@ -97,12 +97,7 @@ class Noised(NamedTuple):
 class Denoising:
     """One scheduler, of the settings that a folder has or of a class of diffusers."""
 
-    def __init__(
-        self,
-        found: dict[str, Any],
-        default: str = "DDPMScheduler",
-        min_snr: float = 0.0,
-    ) -> None:
+    def __init__(self, found: dict[str, Any], default: str, min_snr: float = 0.0) -> None:
         self.scheduler: Any = _scheduler(require("diffusers", "diffusers"), found, default)
         self.is_flow = "prediction_type" not in self.scheduler.config
         self._min_snr = min_snr
