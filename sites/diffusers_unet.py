@@ -204,12 +204,11 @@ class Parts:
 def check(config: Config) -> None:
     """Refuse what cannot be built, and images that the network does not take."""
     config.model["path"] = model_folder(config.model["path"])
-    model = Model(**config.model)
     parts = Parts(config)
     parts.require_fit()
     if 0 < parts.num_classes < num_labels(config):
         raise ConfigError(
-            f"model.path = {model.path!r} knows {parts.num_classes} classes, and data have "
+            f"model.path = {parts.model.path!r} knows {parts.num_classes} classes, and data have "
             f"{num_labels(config)}; choose fewer with data.classes"
         )
 

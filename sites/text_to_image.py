@@ -185,6 +185,7 @@ class TextToImage(Simple):
             self._vae: Any = folder.load("vae", device).requires_grad_(False)
         side = source_of(config.data).shape[-1]
         self._side, self._shape = side, (folder.channels, *[side // folder.factor] * 2)
+        self._at_once = min(AT_ONCE, at_once((side, side), MOST_PIXELS))
         self._table: dict[str, Any] = {}
         self._captions: dict[int, str] = {}
         sizes = [side, side, 0, 0, side, side]  # of the picture, its corner, and what is asked for
@@ -266,7 +267,7 @@ class TextToImage(Simple):
 
     def _latents(self, pictures: Tensor) -> Tensor:
         """Means of the VAE's distribution, scaled, (batch, channels, side, side), on the CPU."""
-        parts = pictures.to(self.device).split(self._pictures_at_once)
+        parts = pictures.to(self.device).split(self._at_once)
         found = torch.cat([self._vae.encode(part).latent_dist.mode() for part in parts])
         return ((found - self.folder.shift) * self.folder.scale).cpu()
 
@@ -274,10 +275,6 @@ class TextToImage(Simple):
         values = latents / self.folder.scale + self.folder.shift
         with torch.autocast(self.device.type, enabled=False):  # SDXL's overflows in fp16
             return clamp_images(self._vae.decode(values).sample)
-
-    @property
-    def _pictures_at_once(self) -> int:
-        return min(AT_ONCE, at_once((self._side, self._side), MOST_PIXELS))
 
     def _of(self, numbers: Tensor) -> Told:
         """What the denoiser is told of captions by number, (batch,) int64."""
@@ -322,8 +319,7 @@ class TextToImage(Simple):
         """Pictures of captions by number, (num,) int64, from fixed noise."""
         generator = torch.Generator().manual_seed(derive_seed(seed, "sample"))
         noise = torch.randn(len(captions), *self._shape, generator=generator).to(self.device)
-        num = self._pictures_at_once
-        parts = zip(noise.split(num), captions.split(num), strict=True)
+        parts = zip(noise.split(self._at_once), captions.split(self._at_once), strict=True)
         return torch.cat([self._denoise(x, told(rows), told(rows * 0)) for x, rows in parts])
 
     def _denoise(self, x: Tensor, told: Told, without: Told) -> Tensor:

@@ -2,7 +2,7 @@
 
 from fedwan.data.loader import InMemory, Loader, first_leaf
 from fedwan.data.shard import Shard, check_files, dataset_of, held_out_of, open_shard
-from fedwan.data.sources import DataSource, data_at_site, find_source, num_labels, source_of
+from fedwan.data.sources import data_at_site, find_source, num_labels, source_of
 from fedwan.workloads.base import Batch
 
 __all__ = [
@@ -10,7 +10,6 @@ __all__ = [
     "InMemory",
     "Loader",
     "Shard",
-    "DataSource",
     "check_files",
     "data_at_site",
     "dataset_of",

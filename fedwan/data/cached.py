@@ -14,16 +14,14 @@ from fedwan.state import State, read_tensors, write_tensors
 _log = logging.getLogger(__name__)
 
 
-def cached(
-    name: str, like: Mapping[str, Tensor], make: Callable[[], State], folder: Path | None = None
-) -> State:
+def cached(name: str, like: Mapping[str, Tensor], make: Callable[[], State]) -> State:
     """What the file of a name in `~/.cache/fedwan` holds, or what `make` gives and is written now.
 
     The name must tell all that the tensors depend on; `like` has their names, shapes and dtypes.
     Two processes at once both make them, and each writes a whole file. One that cannot be written
     is a warning.
     """
-    path = (folder or Path.home() / ".cache" / "fedwan") / f"{name}.safetensors"
+    path = Path.home() / ".cache" / "fedwan" / f"{name}.safetensors"
     try:
         found = read_tensors(path)[0]
         if _kinds(found) == _kinds(like):

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +83,7 @@ class Classifier(nn.Module):
 
 
 @cache
-def load_classifier(data_name: str, size: int = 0, folder: Path | None = None) -> Classifier:
+def load_classifier(data_name: str, size: int = 0) -> Classifier:
     """The classifier of a data set of images, from its cache or trained now (digits: 2 s).
 
     For `size` see `find_source`.
@@ -96,10 +95,7 @@ def load_classifier(data_name: str, size: int = 0, folder: Path | None = None) -
     with seeded_init(0):  # overwritten, but it must not draw from the global generator
         model = Classifier(source.shape[0], source.shape[-1], source.num_classes)
     weights = cached(
-        name,
-        model.state_dict(),
-        lambda: train_classifier(train, source.num_classes).state_dict(),
-        folder,
+        name, model.state_dict(), lambda: train_classifier(train, source.num_classes).state_dict()
     )
     model.load_state_dict(weights)
     return model.eval().requires_grad_(False)

@@ -78,7 +78,7 @@ class Descent(ABC):
 
         `reduce` gets complete, finite gradients; a `FedwanError` where they are so at no scale.
         """
-        batch = self.processes.part(batch)
+        batch = part_of(batch, self.processes.size, self.processes.rank)
         losses = self._compute(batch, rng)
         while not self._unscale():
             losses = self._compute(batch, rng)

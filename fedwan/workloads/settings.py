@@ -64,10 +64,9 @@ def resolve_page(page: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
         fill(config, defaults, networks, model())
         fill(config, _DEFAULTS, networks)
         faults.add(unmet(config, (*uses, *_NEEDS), model()))
-        for check in (getattr(page, "check", None), require_parts):
+        for check in (getattr(page, "check", lambda _: None), require_parts):
             with faults.caught():
-                if check is not None:
-                    check(config)
+                check(config)
     faults.tell()
     return networks
 

@@ -43,10 +43,6 @@ class Processes:
         self._staying: list[nn.Module] = []
         self._leaves: dict[str, list[Tensor]] = {}
 
-    def part(self, batch: Batch) -> Batch:
-        """This process's part of a batch."""
-        return part_of(batch, self.size, self.rank)
-
     def shard(self, networks: Mapping[str, nn.Module], twice: Collection[str]) -> None:
         """Cut networks in place, before their optimisers are built."""
         if self._partition == "none":

@@ -30,12 +30,17 @@ class Cached(NamedTuple):
 
 @pytest.fixture(scope="module")
 def cached(tmp_path_factory: pytest.TempPathFactory) -> Cached:
-    folder = tmp_path_factory.mktemp("cache")
+    home = tmp_path_factory.mktemp("home")
     before = torch.random.get_rng_state()
-    with torch.no_grad():  # as quality is measured
-        model = load_classifier("digits", folder=folder)
-    (path,) = folder.iterdir()
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:  # as quality is measured
+        model = loaded(home, patch)
+    (path,) = (home / ".cache" / "fedwan").iterdir()
     return Cached(model, path, not torch.equal(torch.random.get_rng_state(), before))
+
+
+def loaded(home: Path, monkeypatch: pytest.MonkeyPatch) -> Classifier:
+    monkeypatch.setenv("HOME", str(home))
+    return load_classifier.__wrapped__("digits")
 
 
 @pytest.mark.slow
@@ -75,8 +80,7 @@ def test_it_is_trained_to_the_same_bits_whatever_the_global_generator_and_thread
 @pytest.mark.slow
 def test_it_is_read_from_the_cache(cached: Cached, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "train_classifier", lambda *_: pytest.fail("it was trained"))
-    load_classifier.cache_clear()
-    again = load_classifier("digits", folder=cached.path.parent)
+    again = loaded(cached.path.parents[2], monkeypatch)
     assert hash_state(again.state_dict()) == hash_state(cached.model.state_dict())
 
 
@@ -99,13 +103,14 @@ def test_a_damaged_cache_is_trained_and_written_anew_and_one_that_cannot_be_does
     monkeypatch: pytest.MonkeyPatch,
     damage: Callable[[Path], None],
 ) -> None:
-    path = tmp_path / cached.path.name
+    path = tmp_path / ".cache" / "fedwan" / cached.path.name
+    path.parent.mkdir(parents=True)
     path.write_bytes(cached.path.read_bytes())
     damage(path)
     monkeypatch.setattr(module, "train_classifier", lambda *_: cached.model)
     expected = hash_state(cached.model.state_dict())
-    for folder in (tmp_path, path / "no folder"):
-        assert hash_state(load_classifier("digits", folder=folder).state_dict()) == expected
+    for home in (tmp_path, path / "no folder"):
+        assert hash_state(loaded(home, monkeypatch).state_dict()) == expected
     assert path.read_bytes() == cached.path.read_bytes()
 
 

@@ -19,7 +19,9 @@ SNR_MAX = 5.0
 
 def noised(offset: float = 0.0, min_snr: float = SNR_MAX, **scheduler: Any) -> Noised:
     """Zeros, at all noise levels."""
-    return Denoising(scheduler, "DDPMScheduler", min_snr).noised(X, NamedGenerators(0, "s1"), offset)
+    return Denoising(scheduler, "DDPMScheduler", min_snr).noised(
+        X, NamedGenerators(0, "s1"), offset
+    )
 
 
 def snr_of(timestep: Tensor) -> Tensor:
