@@ -7,12 +7,10 @@ arrive where its own moving average, the target, arrives from there (Wang et al.
     L_student = |f(x_i) - f_target(x_i-1)| - adversarial * E D(f(x_i))
     L_heads   = E max(0, 1 - D(real)) + E max(0, 1 + D(f(x_i)))         both noised to one level
 
-The paper's scripts step D on even and G on odd steps. Here a step is such a pair: both gradients
-are taken at the present weights, exchanged together, and both step, as in `sites/gan.py`.
+The paper's scripts step D on even and G on odd steps. Here both step at once, as in `sites/gan.py`.
 
-The teacher is frozen: each site reads its own copy, which is never sent, and must hash alike. Nor
-is the target sent: it is kept as its lag behind the student, and so moves along with every merge
-(`fedwan.workloads.distillation`). What is merged, averaged and measured is the student.
+Neither the teacher nor the target is sent (`fedwan.workloads.distillation`): what is merged,
+averaged and measured is the student.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 L_D = (bce(D(x, y), 1) + bce(D(x, G(x)), 0)) / 2
 L_G = bce(D(x, G(x)), 1) + 100 * |y - G(x)|
 
-The paper lets G step against the D that has just stepped. Here both gradients are taken at the
-present weights, exchanged together, and then both networks step, as in `sites/gan.py`.
+The paper lets G step against the D that has just stepped. Here both step at once, as in
+`sites/gan.py`.
 
 Images are made as in training, with the statistics of their own batch (section 3.3), but without
 dropout. Running statistics do not belong to weights that were merged or averaged: with them,

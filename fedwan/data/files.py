@@ -66,11 +66,6 @@ class Files:
         """(N,), bool."""
         return hold_out(self.keys)
 
-    @property
-    def held_out(self) -> Any:
-        """All that is held out, in no order, decoded once: a batch on the CPU."""
-        return _held_out(self)
-
     @cached_property
     def labels(self) -> Tensor:
         """(N,), int64."""
@@ -200,7 +195,8 @@ class Pictures(Dataset[Any]):
 
 
 @lru_cache(maxsize=1)
-def _held_out(files: Files) -> Any:
+def read_held_out(files: Files) -> Any:
+    """All that is held out of files, in no order, decoded once: a batch on the CPU."""
     chosen = files.is_held_out.nonzero().squeeze(1)
     # In no order, so that the first few are of all folders.
     generator = torch.Generator().manual_seed(derive_seed("files", "held out"))

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from fedwan.config import FILE_NAMES, Config, DataConfig, site_names
-from fedwan.data.files import MOST_HELD_OUT, open_files
+from fedwan.data.files import MOST_HELD_OUT, open_files, read_held_out
 from fedwan.data.loader import Fetch, InMemory, Loader, copied, is_stream, tell
 from fedwan.data.sources import check_data, data_at_site, source_of, split_indices
 from fedwan.errors import ConfigError
@@ -103,8 +103,8 @@ def open_shard(
 
     The run's `seed` deals the training data, and does not touch the held-out data. With `captions`,
     batches are dicts of `x`, `y` and `caption`, a list of text. With `exact` no other picture
-    stands in for one that cannot be read. A `ConfigError` says what is wrong
-    with the settings, the split, or the first file that is.
+    stands in for one that cannot be read. A `ConfigError` says what is wrong with the settings, the
+    split, or the first file that is.
     """
     check_data(config)
     source = source_of(config)
@@ -113,7 +113,7 @@ def open_shard(
     if config.name in FILE_NAMES:
         files = open_files(config, captions)
         train = files.train(config.split, site_index, num_sites, seed, exact=exact)
-        held_out = files.held_out
+        held_out = read_held_out(files)
     else:
         everything, held_out = source.load_captioned() if captions else source.load()
         rows = InMemory(everything)
@@ -128,7 +128,7 @@ def open_shard(
 def held_out_of(config: DataConfig) -> Batch:
     """The held-out data of a configuration, with the path that files have at this site."""
     is_file = config.name in FILE_NAMES
-    held_out: Batch = open_files(config).held_out if is_file else source_of(config).load()[1]
+    held_out: Batch = read_held_out(open_files(config)) if is_file else source_of(config).load()[1]
     return held_out
 
 

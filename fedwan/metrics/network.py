@@ -73,8 +73,8 @@ def _source_of(text: str, module: str) -> Path:
 def network_sha256(text: str) -> str:
     """Of a file, of a folder's settings and weights, or of a module's source alone."""
     found, total = find_network(text), hashlib.sha256()
-    files = [found] if found.is_file() else sorted(found.glob("*.json"))
-    for part in files + ([] if found.is_file() else sorted(found.glob("*.safetensors"))):
+    files = (*sorted(found.glob("*.json")), *sorted(found.glob("*.safetensors")))
+    for part in (found,) if found.is_file() else files:
         with part.open("rb") as file:
             total.update(hashlib.file_digest(file, "sha256").digest())
     return total.hexdigest()

@@ -78,9 +78,7 @@ def measure_quality(
     """Figures of `num_generated` samples beside n held-out ones, n > 0.
 
     Of one picture of files, or of one's own data set (`data_name` ''), there are none, nor of what
-    is no picture.
-
-    They are seen through the network at the path `features`, if one is given
+    is no picture. They are seen through the network that `features` names, if any
     (`fedwan.metrics.network`).
 
     JSON-ready: `num_real`, real samples that a draw is compared with; `fd` and `fd_floor`; and what

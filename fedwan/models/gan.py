@@ -63,7 +63,6 @@ class _Generator(nn.Module):
         self.classes = nn.Embedding(num_classes, latents) if num_classes else None
 
     def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
-        """Samples."""
         if self.classes is not None:
             z = torch.cat([z, self.classes(y)], dim=1)
         return self.main(z)  # type: ignore[no-any-return]
@@ -80,7 +79,6 @@ class _Discriminator(nn.Module):
         self.classes = nn.Embedding(num_classes, last.in_features) if num_classes else None
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """Logits, of being real and of the class."""
         features: Tensor = self.main[:-1](x)
         logits: Tensor = self.main[-1](features).squeeze(1)
         if self.classes is not None:

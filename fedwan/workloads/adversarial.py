@@ -43,7 +43,6 @@ LOSSES: dict[str, GanLoss] = {
         lambda real, fake: softplus(real - fake).mean(),
     ),
 }
-"""By name."""
 
 
 def gradient_penalty(samples: Tensor, logits: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pdist
 
 NetworkKind = Literal["adversarial", "regression"]
 """How a network learns, which decides the outer optimiser it bears: a GAN's two networks chase each
@@ -79,8 +80,4 @@ def share_above(scores: Tensor, others: Tensor) -> Tensor:
 
 def spread(samples: Tensor) -> Tensor:
     """Mean Euclidean distance of two different samples of (n, …), a scalar: small in collapse."""
-    flat = samples.flatten(1).float()
-    num = len(flat)
-    # Differences, not dot products: those lose the digits of samples that are nearly alike.
-    distances = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")
-    return distances.sum() / (num * (num - 1))
+    return pdist(samples.flatten(1).float()).mean()

@@ -1,7 +1,7 @@
 """What distillation is made of: the trained teacher, the judge's heads, a student's moving average.
 
 A teacher is read from the folder of the run that trained it. Every site has its own copy, of
-`config.yaml` and `checkpoint/coordinator.safetensors` at least.
+`config.yaml` and `checkpoint/coordinator.safetensors` at least, and all must hash alike.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from fedwan.errors import ConfigError, FedwanError
 from fedwan.models.velocity import VelocitySizes
 from fedwan.weights import load as load_trained
 
+_HIDDEN = 64  # values between a block's features and its logit
+
 
 class FeatureHeads(nn.Module):
     """Discriminator heads on a frozen network's features (Sauer et al. 2024, 2403.12015).
@@ -29,10 +31,10 @@ class FeatureHeads(nn.Module):
     real. What the frozen network sees in a sample is fixed, so the heads are small.
     """
 
-    def __init__(self, width: int, blocks: int, hidden: int = 64) -> None:
+    def __init__(self, width: int, blocks: int) -> None:
         super().__init__()
         self.heads = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, 1))
+            nn.Sequential(nn.Linear(width, _HIDDEN), nn.SiLU(), nn.Linear(_HIDDEN, 1))
             for _ in range(blocks)
         )
 
