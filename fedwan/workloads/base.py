@@ -45,7 +45,6 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pdist
 
 NetworkKind = Literal["adversarial", "regression"]
 """How a network learns, which decides the outer optimiser it bears: a GAN's two networks chase each
@@ -80,4 +79,4 @@ def share_above(scores: Tensor, others: Tensor) -> Tensor:
 
 def spread(samples: Tensor) -> Tensor:
     """Mean Euclidean distance of two different samples of (n, …), a scalar: small in collapse."""
-    return pdist(samples.flatten(1).float()).mean()
+    return torch.pdist(samples.flatten(1).float()).mean()
