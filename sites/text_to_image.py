@@ -285,9 +285,8 @@ class TextToImage(Simple):
     def _predict(self, x: Tensor, timestep: Tensor, told: Told) -> Tensor:
         more: dict[str, Any] = dict(told)
         if "text_embeds" in more:
-            pooled = more.pop("text_embeds")
             more["added_cond_kwargs"] = {
-                "text_embeds": pooled,
+                "text_embeds": more.pop("text_embeds"),
                 "time_ids": self._time_ids.expand(len(x), -1),
             }
         out = self.networks["denoiser"](x, timestep=timestep, return_dict=False, **more)[0]
@@ -357,13 +356,11 @@ class TextToImage(Simple):
             kind.from_pretrained(self.folder.path, **given).save_pretrained(folder)
             return
         peft = require("peft", "diffusers")
-        kind.save_lora_weights(
-            folder,
-            **{
-                f"{part}_lora_layers": peft.get_peft_model_state_dict(network),
-                f"{part}_lora_adapter_metadata": network.peft_config["default"].to_dict(),
-            },
-        )
+        layers = {
+            f"{part}_lora_layers": peft.get_peft_model_state_dict(network),
+            f"{part}_lora_adapter_metadata": network.peft_config["default"].to_dict(),
+        }
+        kind.save_lora_weights(folder, **layers)
         told = {"kind": self.folder.kind, "path": self.model.path, "rank": self.model.lora}
         absent = "".join(f", {name}=None" for name in sorted(self.folder.absent))
         (folder / "README.md").write_text(_README.format(**told, absent=absent))

@@ -147,15 +147,12 @@ class Files:
                 # What is wrong, without names and numbers of its own.
                 kind = re.sub(r"\d+|\(.*\)", "", line.replace(self.name(row), ""))
                 kinds.setdefault(kind, []).append(line)
-        return [
-            line
-            for lines in kinds.values()
-            for line in (
-                lines
-                if len(lines) <= _OWN_LINES
-                else [f"{lines[0]} (and {len(lines) - 1} more, of {len(rows)} that were read)"]
-            )
-        ]
+        found = list[str]()
+        for lines in kinds.values():
+            if len(lines) > _OWN_LINES:
+                lines = [f"{lines[0]} (and {len(lines) - 1} more, of {len(rows)} that were read)"]
+            found += lines
+        return found
 
     def train(
         self, split: str, site_index: int, num_sites: int, seed: int, *, exact: bool = False

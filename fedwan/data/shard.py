@@ -108,12 +108,10 @@ def open_shard(
     """
     check_data(config)
     source = source_of(config)
-    train: Any
-    held_out: Any
     if config.name in FILE_NAMES:
         files = open_files(config, captions)
-        train = files.train(config.split, site_index, num_sites, seed, exact=exact)
-        held_out = read_held_out(files)
+        train: Any = files.train(config.split, site_index, num_sites, seed, exact=exact)
+        held_out: Any = read_held_out(files)
     else:
         everything, held_out = source.load_captioned() if captions else source.load()
         rows = InMemory(everything)

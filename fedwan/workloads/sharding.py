@@ -50,12 +50,10 @@ class Processes:
         from torch.distributed.device_mesh import init_device_mesh
 
         mesh = init_device_mesh(self._device.type, (self.size,))
+        self._staying = [networks[name] for name in twice]
+        keeps = self._partition == "gradients"
         for name, network in networks.items():
-            stays = name in twice
-            keeps = self._partition == "gradients"
-            self._leaves[name] = _fully_shard(network, mesh, stays, keeps=keeps)
-            if stays:
-                self._staying.append(network)
+            self._leaves[name] = _fully_shard(network, mesh, name in twice, keeps=keeps)
 
     def leaves(self, name: str, network: nn.Module) -> list[Tensor]:
         """Tensors whose gradients a backward pass of one network makes."""
