@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedwan.errors import ConfigError, FedwanError
+from fedwan.errors import ConfigError
 from fedwan.extras import require
 from fedwan.metrics.network import Network, pixels_of
 
@@ -62,8 +62,6 @@ def _load(folder: str, device: torch.device) -> tuple[Any, Any, Network]:
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         pixels = pixels_of(Path(folder), model.config.vision_config.image_size, device)
-    except FedwanError:
-        raise
     except Exception as error:
         text = " ".join(str(error).split())
         raise ConfigError(
