@@ -21,7 +21,6 @@ import argparse
 import math
 import os
 import random
-import resource
 import time
 import traceback
 from collections import Counter
@@ -40,6 +39,7 @@ from benchmarks.harness.damage import (
     good_payload,
     other_payloads,
 )
+from benchmarks.harness.fleet import peak_rss_mb
 from benchmarks.harness.table import Row, select
 from fedwan.codecs import Coded, Reading, codecs_by_name, plain
 from fedwan.codecs.masked import KeyStreams, first_sizes
@@ -226,7 +226,7 @@ def fuzz_payloads(name: str, seeds: range) -> Tally:
     """Cases of a codec."""
     coordinators = [Coordinator(good) for good in _good(name)[0]]
     found, unexpected, slowest_s = Counter(cases=len(seeds)), [], 0.0
-    peak, first_s = _peak_bytes(), time.process_time()
+    peak, first_s = peak_rss_mb(), time.process_time()
     for seed in seeds:
         began_s = time.process_time()
         try:
@@ -238,10 +238,7 @@ def fuzz_payloads(name: str, seeds: range) -> Tally:
         slowest_s = max(slowest_s, took_s)
         if took_s > MOST_S:
             unexpected.append((seed, f"took {took_s:.1f} s"))
-    if (grown := _peak_bytes() - peak) > MOST_BYTES:
-        unexpected.append((seeds[0], f"it, or one of the next {len(seeds)}, took {grown} bytes"))
+    if (grown := 1e6 * (peak_rss_mb() - peak)) > MOST_BYTES:
+        text = f"it, or one of the next {len(seeds)}, took {grown:.0f} bytes"
+        unexpected.append((seeds[0], text))
     return Tally(found, unexpected, slowest_s, time.process_time() - first_s)
-
-
-def _peak_bytes() -> int:
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -57,7 +57,7 @@ def cases(args: argparse.Namespace) -> list[Case]:
 
 def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     share = 0.4 if args.quick else 1.0  # of windows that hold some rounds
-    undisturbed = _undisturbed(case._replace(killed="", per_hour=0, seconds=UNDISTURBED_S * share))
+    _, _, undisturbed = _rate(case._replace(killed="", per_hour=0, seconds=UNDISTURBED_S * share))
     faults, seconds, rate = _rate(case._replace(seconds=case.seconds * share))
     return {
         **columns_of(case, "strategy quorum"),
@@ -71,11 +71,7 @@ def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     }
 
 
-@cache
-def _undisturbed(case: Case) -> float:
-    return _rate(case)[2]
-
-
+@cache  # several cases are compared with one that nothing disturbs
 def _rate(case: Case) -> tuple[int, float, float]:
     """Faults caused, seconds, and the weight of contributions merged in one of them."""
     # The same moments for every strategy and quorum.

@@ -128,7 +128,8 @@ def pictures() -> dict[str, str]:
     return {name: str(root / name) for name in ("images", "pairs")}
 
 
-def words_of(name: str, case: Case, is_quick: bool) -> list[str]:
+def words_of(name: str, is_quick: bool) -> list[str]:
+    case = CASES[name]
     words = [word.format(**pictures()) for word in case.words]
     words += case.quick if is_quick else ()
     if network := case.quick_network if is_quick else case.network:
@@ -181,20 +182,11 @@ def step_s(run: FleetRun) -> float:
     return sum(row["compute_s"] + row["wait_s"] for row in rows) / steps
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-
-
-def cases(args: argparse.Namespace) -> dict[str, tuple[str, Case]]:
-    return {name: (name, case) for name, case in CASES.items()}
-
-
-def measure_case(args: argparse.Namespace, given: tuple[str, Case], seed: int) -> Row:
-    name, case = given
+def measure_case(args: argparse.Namespace, name: str, seed: int) -> Row:
     device = choose_device("auto")
     is_on_gpu = device.type == "cuda"
     is_quick = args.quick or not is_on_gpu
-    words = words_of(name, case, is_quick)
+    words = words_of(name, is_quick)
     with chdir(app()):
         config = load_run(None, [*words, "strategy=local_sgd"])
         row, coding = alone(config, device, 10 if is_quick else 100)
@@ -204,8 +196,8 @@ def measure_case(args: argparse.Namespace, given: tuple[str, Case], seed: int) -
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     memory = 0.0
-    for way in args.ways:
-        run = run_fleet([*words, *WAYS[way], f"steps={H * ROUNDS}"], is_apart=True)
+    for way, own in WAYS.items():
+        run = run_fleet([*words, *own, f"steps={H * ROUNDS}"], is_apart=True)
         row[f"{way}_percent"] = round(100 * (1e3 * step_s(run) / row["alone_ms"] - 1), 2)
         kept = "step fragment compute_s wait_s round_s bytes_up".split()
         row[f"{way}_rounds"] = [{key: r.get(key) for key in kept} for r in run.rounds]

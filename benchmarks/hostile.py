@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -41,6 +41,9 @@ class Case(NamedTuple):
     reports: int = 0
     workload: Sequence[str] = TIMED
 
+    def __str__(self) -> str:
+        return self.name
+
 
 CASES = (
     Case("messages", 10**9),
@@ -53,10 +56,6 @@ CASES = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=4000, help="of each run, H = 20")
-
-
-def cases(args: argparse.Namespace) -> Mapping[str, Case]:
-    return {case.name: case for case in CASES}
 
 
 def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:

@@ -26,11 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness.simulated import evaluate, run_simulated, showing_average
+from benchmarks.harness.simulated import evaluate, run_simulated
 from benchmarks.harness.table import Row, half_interval, means, seeds_of, select, values_of
-from fedwan.config import Config
 from fedwan.data.shard import open_shard
 from fedwan.extras import require
+from fedwan.weights import load
 from fedwan.workloads import flow
 from fedwan.workloads.base import Batch, share_above
 
@@ -91,8 +91,8 @@ def train(args: argparse.Namespace, name: str, seed: int) -> Row:
     words += ["steps=40", "h=8"] if args.quick else []
     with tempfile.TemporaryDirectory() as made:
         config, run = run_simulated(words, folder=Path(made))
-        found = evaluate(config, Path(made), NUM_EVALUATIONS)
-        auc = attack(config, Path(made))
+        found = evaluate(Path(made), NUM_EVALUATIONS)
+        auc = attack(Path(made))
     return {
         "case": name,
         "epsilon": epsilon if epsilon > 0 else None,
@@ -106,14 +106,16 @@ def train(args: argparse.Namespace, name: str, seed: int) -> Row:
     }
 
 
-def attack(config: Config, folder: Path) -> float:
+@torch.no_grad()
+def attack(folder: Path) -> float:
     """How often a run's moving average fits a sample of its sites better than a held-out one."""
+    trained = load(folder)
+    config, workload = trained.config, trained.workload()
     shards = [
         open_shard(config.data, i, config.num_sites, config.seed) for i in range(config.num_sites)
     ]
     members = Batch(*map(torch.cat, zip(*(shard.train.batch for shard in shards), strict=True)))
-    with showing_average(config, folder) as workload:
-        others, own = (losses(workload, batch) for batch in (shards[0].held_out, members))
+    others, own = (losses(workload, batch) for batch in (shards[0].held_out, members))
     return float(share_above(others, own))
 
 

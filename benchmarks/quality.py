@@ -189,7 +189,7 @@ def train(words: Sequence[str]) -> Outcome:
     """One whole run; each figure of quality is the mean over sets of samples."""
     with tempfile.TemporaryDirectory() as made:
         config, run = run_simulated(words, folder=Path(made))
-        found = evaluate(config, Path(made), NUM_EVALUATIONS)
+        found = evaluate(Path(made), NUM_EVALUATIONS)
     row = describe(config, run)
     num_bytes = (row["bytes_up"] + row["bytes_down"]) / config.num_sites / config.steps
     quality = run.totals.quality

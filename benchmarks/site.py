@@ -10,8 +10,6 @@ at least two steps, and scales its time up. `--full` is the size of the source: 
 on one GPU without two processes.
 
 `held_mb` is what a process holds of weights, gradients and moments between two steps, in 1e6 bytes.
-
-Row: variant device steps epoch_s held_mb d_loss g_loss
 """
 
 from __future__ import annotations

@@ -45,10 +45,14 @@ class Process:
     """It serves until it is ended, and the run is over without it."""
     env: Mapping[str, str] | None = None
 
-    def start(self, **options: Any) -> subprocess.Popen[Any]:
-        """Start it, with this checkout in front of whatever is installed."""
+    def start(self, threads: int = 0, **options: Any) -> subprocess.Popen[Any]:
+        """Start it, with this checkout in front of whatever is installed.
+
+        It computes in so many threads; 0 leaves it to torch.
+        """
         env = {**(self.env or os.environ)}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
+        env |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
         popen = self.place.popen if self.place else subprocess.Popen
         return popen(list(self.words), env=env, **options)
 
@@ -62,11 +66,12 @@ def run_processes(
     folder: Path,
     timeout_s: float,
     look: Callable[[], object] = lambda: None,
+    threads: int = 0,
 ) -> None:
     """Run until all but the services have ended; whatever happens, none is left running.
 
     The folder gets a log of each, whose end is in the error where one fails or the time is over.
-    `look` is called some times a second meanwhile.
+    `look` is called some times a second meanwhile; `threads` are each process's.
     """
     deadline = time.monotonic() + timeout_s
     children: dict[str, subprocess.Popen[Any]] = {}
@@ -75,7 +80,9 @@ def run_processes(
     try:
         for process in processes:
             with (folder / f"{process.name}.log").open("wb") as log:
-                children[process.name] = process.start(stdout=log, stderr=subprocess.STDOUT)
+                children[process.name] = process.start(
+                    threads, stdout=log, stderr=subprocess.STDOUT
+                )
         while left:
             for name, child in children.items():
                 code = child.poll()
@@ -149,10 +156,8 @@ def lay_app(folder: Path) -> Path:
     """An app in an empty folder: fedwan's recipes and the benchmarks' own beside them."""
     (folder / "sites").mkdir(parents=True)
     (folder / "strategies").symlink_to(ROOT / "strategies")
-    for path in (*(ROOT / "benchmarks/recipes").glob("*.py"), *(ROOT / "sites").glob("*.py")):
-        link = folder / "sites" / path.name
-        link.unlink(missing_ok=True)  # there is an `__init__` in both
-        link.symlink_to(path)
+    for path in (*(ROOT / "benchmarks/recipes").glob("[a-z]*.py"), *(ROOT / "sites").glob("*.py")):
+        (folder / "sites" / path.name).symlink_to(path)
     return folder
 
 
@@ -192,7 +197,6 @@ def run_fleet(
         threads: of each process, for torch; 0 leaves it to torch.
     """
     others = others or {}
-    env = {**os.environ, "OMP_NUM_THREADS": str(threads)} if threads else None
     with tempfile.TemporaryDirectory(prefix="fedwan-bench-") as name:
         folder = Path(name)
         host = star.coordinator.address if star else "127.0.0.1"
@@ -206,17 +210,17 @@ def run_fleet(
         honest = [] if ALL_SITES in others else [name for name in names if name not in others]
         places = [star.coordinator, *star.sites] if star else [None] * (1 + len(names))
         command = module("harness.party", folder, COORDINATOR)
-        processes = [Process(COORDINATOR, [*half(0, is_apart), *command], places[0], env=env)]
+        processes = [Process(COORDINATOR, [*half(0, is_apart), *command], places[0])]
         for site, place in zip(honest, places[1:], strict=False):
             command = module("harness.party", folder, site)
             if (num := config.site.processes) > 1:
                 run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num)]
                 command[1:1] = run
-            processes.append(Process(site, [*half(1, is_apart), *command], place, env=env))
+            processes.append(Process(site, [*half(1, is_apart), *command], place))
         for role, (player, *given) in others.items():
             command = module(player, folder, role, *given)
-            processes.append(Process(role, command, is_service=role != ALL_SITES, env=env))
-        run_processes(processes, folder, TIMEOUT_S)
+            processes.append(Process(role, command, is_service=role != ALL_SITES))
+        run_processes(processes, folder, TIMEOUT_S, threads=threads)
         out = folder / "out"
         return FleetRun(
             config,

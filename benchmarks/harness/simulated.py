@@ -1,14 +1,9 @@
-"""Whole runs in one process, for tables that compare qualities and not links.
-
-The only file that knows `fedwan.simulate`, what a run leaves, and how a workload is built and
-measured by itself.
-"""
+"""Whole runs in one process, for tables that compare qualities and not links."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +18,8 @@ from fedwan.rng import derive_seed
 from fedwan.simulation import Absence, SimulatedRun, simulate
 from fedwan.site.group import Group
 from fedwan.site.recipe import train
-from fedwan.site.replica import Replica
 from fedwan.site.site import Membership
-from fedwan.state import read_tensors, select_prefix
+from fedwan.weights import load
 from fedwan.workloads.descent import Descent
 from fedwan.workloads.settings import networks_of
 
@@ -91,22 +85,14 @@ def describe(config: Config, run: SimulatedRun) -> Row:
     }
 
 
-@contextmanager
-def showing_average(config: Config, folder: Path) -> Iterator[Descent]:
-    """A run's workload, with the moving average of the weights in its networks."""
-    tensors, _ = read_tensors(folder / "checkpoint" / "coordinator.safetensors")
-    workload = load_workload(config.workload).build(config, "cpu")
-    replica = Replica(workload.networks, workload.optimizers, config.inner, config.excluded)
-    with replica.showing(select_prefix("ema", tensors)), torch.no_grad():
-        yield workload
-
-
-def evaluate(config: Config, folder: Path, num: int) -> list[dict[str, Any]]:
+@torch.no_grad()
+def evaluate(folder: Path, num: int) -> list[dict[str, Any]]:
     """Quality of a run's moving average with `num` sets of samples; two, if nothing is drawn."""
+    trained = load(folder)
+    config, workload = trained.config, trained.workload()
     held_out = open_shard(config.data, 0, config.num_sites, config.seed).held_out
     seeds = [derive_seed(config.seed, "evaluate", index) for index in range(num)]
-    with showing_average(config, folder) as workload:
-        rows = [workload.evaluate(held_out, seed) for seed in seeds[:2]]
-        if rows[0] != rows[1]:  # otherwise nothing is drawn, as by pix2pix
-            rows += [workload.evaluate(held_out, seed) for seed in seeds[2:]]
+    rows = [workload.evaluate(held_out, seed) for seed in seeds[:2]]
+    if rows[0] != rows[1]:  # otherwise nothing is drawn, as by pix2pix
+        rows += [workload.evaluate(held_out, seed) for seed in seeds[2:]]
     return rows

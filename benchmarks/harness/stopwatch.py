@@ -27,9 +27,6 @@ class Stopwatch:
         self.ended = 0.0
         """When this site was done; the end of the last step if not said otherwise."""
 
-    def watch(self, workload: Any) -> Watched:
-        return Watched(workload, self)
-
     def count(self, began: float, seconds: float) -> None:
         """A step is done that began then and computed so long."""
         self.began.append(began)
@@ -63,11 +60,10 @@ class Ungenerative:
 
 
 class Watched:
-    """A workload with a stopwatch around its steps."""
+    """A workload with this process's stopwatch around its steps."""
 
-    def __init__(self, inner: Any, stopwatch: Stopwatch) -> None:
+    def __init__(self, inner: Any) -> None:
         self.inner = inner
-        self.stopwatch = stopwatch
         # These and no more: what else a recipe offers would be done in fedwan's runs alone.
         self.networks, self.optimizers = inner.networks, inner.optimizers
         self.sample, self.evaluate = inner.sample, inner.evaluate
@@ -83,5 +79,5 @@ class Watched:
 
         began = time.monotonic()
         losses: dict[str, Tensor] = self.inner.step(batch, rng, timed_reduce)
-        self.stopwatch.count(began, time.monotonic() - began - waited)
+        STOPWATCH.count(began, time.monotonic() - began - waited)
         return losses

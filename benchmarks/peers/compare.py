@@ -82,8 +82,8 @@ def spec_of(name: str, args: argparse.Namespace, seed: int, is_bounded: bool) ->
     h = 1 if variant.system == "ddp" or SYNC in words else H[args.workload]
     if STREAMING[0] in words:
         words += (f"stream.tau={4 * h // 5}", *(["stream.fragments=10"] if is_timed else []))
-    if variant.system == "fedwan":
-        words += (*([NO_CHECKPOINTS] if is_timed else []), *args.fedwan)
+    if variant.system == "fedwan" and is_timed:
+        words += (NO_CHECKPOINTS,)
     bound = min(args.steps, h * variant.rounds.get(args.workload, args.steps))
     options = dict(variant.options.get(args.workload, {}))
     if not is_timed:
@@ -143,7 +143,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--loss", type=float, default=0.0, help="in percent, each way")
     parser.add_argument("--steps", type=int, default=0, help="0: the workload's own")
     parser.add_argument("--wan-only", action="store_true", help="bare links only for curves")
-    parser.add_argument("--fedwan", nargs="*", default=[], help="key=value for fedwan alone")
     parser.add_argument("--keep", type=Path, help="folder for the runs' files and logs")
 
 

@@ -8,7 +8,6 @@ site behind a link of its own.
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,13 +113,7 @@ def run(spec: Spec, link: WanLink, folder: Path) -> Outcome:
                 outcome.looks.append((time.monotonic(), np.array(star.carried())))
 
         # All parties share the cores: more threads would wait for each other.
-        processes = [
-            dataclasses.replace(
-                process, env={**(process.env or os.environ), "OMP_NUM_THREADS": "1"}
-            )
-            for process in plan(spec, folder, star)
-        ]
-        run_processes(processes, folder, TIMEOUT_S, look)
+        run_processes(plan(spec, folder, star), folder, TIMEOUT_S, look, threads=1)
         look(after_s=0)
     outcome.sites += [load_json(folder / f"site{site}.json") for site in range(spec.sites)]
     if (end := folder / "coordinator.json").exists():

@@ -13,9 +13,7 @@ What its version 0.2.0 needs to be right, and to be at its best on a slow link:
 
 Its step counter hangs on one inner optimiser: the one that steps last.
 
-Options: `bucketize`; `delay`, steps under way while the exchange is (`fragment_sync_delay`), and
-`alpha`, how much of the weights is the site's own after it (`fragment_update_alpha`); `flows`, see
-`part.run_rank`.
+Options: `bucketize`; `flows`, see `part.run_rank`.
 """
 
 from __future__ import annotations
@@ -107,9 +105,7 @@ def join(spec: Spec, site: int, part: Part) -> Iterator[Peer]:
             optimizer,
             outer,
             sync_every=spec.h,
-            use_bucketization=spec.options.get("bucketize", True),
-            fragment_sync_delay=spec.options.get("delay", 0),
-            fragment_update_alpha=spec.options.get("alpha", 0.0),
+            use_bucketization=spec.options["bucketize"],
         ) as diloco,
     ):
         manager.start_quorum()  # everybody is here: a first exchange would have to wait for it

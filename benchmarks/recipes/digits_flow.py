@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.harness.stopwatch import STOPWATCH, Watched
+from benchmarks.harness.stopwatch import Watched
 from fedwan.config import Config
 from sites import flow
 from sites.flow import DEFAULTS, NETWORKS, USES, Model, check
@@ -13,4 +13,4 @@ __all__ = ["DEFAULTS", "NETWORKS", "USES", "Model", "build", "check"]
 
 
 def build(config: Config, device: torch.device | str) -> Watched:
-    return STOPWATCH.watch(flow.build(config, device))
+    return Watched(flow.build(config, device))

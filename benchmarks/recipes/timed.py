@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +59,7 @@ def build(config: Config, device: torch.device | str) -> Watched:
     timed = Timed(networks, optimizers)
     timed.step_s, timed.exchanges_gradients = model.step_s, config.h == 1
     timed.slices = min(MOST_SLICES, config.h) if config.h > 1 else MOST_SLICES
-    return STOPWATCH.watch(timed)
+    return Watched(timed)
 
 
 def pix2pix_like(width: int) -> dict[str, nn.Module]:
@@ -94,20 +93,9 @@ class _Layer(nn.Module):
     def forward(self, backward_s_per_value: float) -> Tensor:
         parameters = list(self.parameters())
         seconds = backward_s_per_value * sum(p.numel() for p in parameters)
-        value: Tensor = _SlowBack.apply(torch.stack([p.sum() for p in parameters]), seconds)
+        value = torch.stack([p.sum() for p in parameters])
+        value.register_hook(lambda _: time.sleep(seconds))
         return 1e-6 * value.sum()
-
-
-class _SlowBack(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, seconds: float) -> Tensor:
-        ctx.seconds = seconds
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        time.sleep(ctx.seconds)
-        return grad, None
 
 
 class Timed(Ungenerative):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness.stopwatch import STOPWATCH, Ungenerative, Watched
+from benchmarks.harness.stopwatch import Ungenerative, Watched
 from fedwan.config import Config, InnerConfig
 from fedwan.rng import NamedGenerators
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
@@ -31,7 +31,7 @@ def build(config: Config, device: torch.device | str) -> Watched:
     num = 16 if num_values > 100_000 else 1
     tensors = nn.ParameterList(torch.zeros(num_values // num) for _ in range(num))
     networks = {"model": nn.ModuleDict({"weights": tensors}).to(device)}
-    return STOPWATCH.watch(Weights(networks, build_optimizers(config.inner, networks)))
+    return Watched(Weights(networks, build_optimizers(config.inner, networks)))
 
 
 class Weights(Ungenerative):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.harness.fleet import lay_app
-from benchmarks.harness.stopwatch import STOPWATCH, Stopwatch, Ungenerative
+from benchmarks.harness.stopwatch import STOPWATCH, Ungenerative, Watched
 from benchmarks.peers import compare
 from benchmarks.peers.part import Curve, Part, Spec, config_of, open_part
 from benchmarks.peers.run import Outcome
@@ -60,7 +60,7 @@ def test_the_digits_flow_is_fedwans_own_to_the_bit(app: Path) -> None:
 
 
 def test_fedwan_s_synchronous_training_exchanges_in_every_step(app: Path) -> None:
-    args: Any = SimpleNamespace(workload="digits_flow", steps=40, fedwan=[])
+    args: Any = SimpleNamespace(workload="digits_flow", steps=40)
     spec = compare.spec_of("sync-int4", args, seed=0, is_bounded=True)
     config = config_of(spec)
     assert (spec.system, spec.h, spec.num_steps, config.strategy) == ("fedwan", 1, 40, "sync")
@@ -83,7 +83,7 @@ def test_the_curve_is_of_the_average_that_fedwan_keeps_and_is_measured_afterward
     config: Any = SimpleNamespace(
         data=SimpleNamespace(batch=8), num_sites=2, half_life=64.0, seed=0
     )
-    workload = Stopwatch().watch(Weighed({"net": torch.nn.Linear(2, 2)}, {}))
+    workload = Watched(Weighed({"net": torch.nn.Linear(2, 2)}, {}))
     nothing: Any = SimpleNamespace(held_out=None)
     part = Part(config, workload, nothing, nothing, nothing)
     spec = Spec("ddp", "digits_flow", 8, 1, points=2, options={"hash_at": 5})
