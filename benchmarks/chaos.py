@@ -27,7 +27,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.harness.federation import PATIENCE_S, RECIPE, Federation, kill
-from benchmarks.harness.table import Row
+from benchmarks.harness.table import Row, select
 from fedwan.coordinator.model import CHECKPOINT
 from fedwan.errors import FedwanError
 from fedwan.site.assignment import VARIABLE
@@ -50,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     if os.geteuid():
         raise FedwanError("chaos makes a network and a disk of its own, which needs root")
-    kinds = [kind for kind in KINDS if args.only in kind]
+    kinds = select(list(KINDS), args.only)
     count, num_runs = 20 if args.quick else args.faults, 0
     folder = Path(tempfile.mkdtemp(prefix="fedwan-chaos-"))
     words = (f"steps={args.steps}", *SMALL)

@@ -95,7 +95,6 @@ def pix2pix_delta(device: str) -> State:
 
 
 def cases(args: argparse.Namespace) -> Mapping[str, tuple[Codec, str]]:
-    """Every codec on every device."""
     devices = ("cpu", *(["cuda"] if torch.cuda.is_available() else []))
     return {f"{make().name} {device}": (make(), device) for device in devices for make in CODECS}
 

@@ -219,17 +219,15 @@ def measure_case(args: object, case: Case, seed: int, rounds: int = ROUNDS, h: i
     words += ["strategy=diloco", f"sites={SITES}", f"h={h}", f"steps={h * rounds}", f"seed={seed}"]
     index = (seed + 1) % SITES
 
-    def plant_data(site: int, shard: Shard) -> Shard:
+    def plant(site: int, workload: Any, shard: Shard) -> tuple[Any, Shard]:
         if site != index:
-            return shard
+            return Stepped(workload), shard
         draws = torch.Generator().manual_seed(derive_seed(seed, case.fault.name))
         data = InMemory(case.fault.data(shard.train.batch, draws, seed))
-        return dataclasses.replace(shard, train=data)
+        planted = Stepped(case.fault.workload(workload, h))
+        return planted, dataclasses.replace(shard, train=data)
 
-    def plant_workload(site: int, workload: Any) -> Any:
-        return Stepped(case.fault.workload(workload, h) if site == index else workload)
-
-    run = run_simulated(words, plant_workload, wrap_shard=plant_data)
+    run = run_simulated(words, plant)
     fault, site, told = case.fault, f"s{index + 1}", describe(*run)["findings"]
     hits = [
         row

@@ -63,8 +63,6 @@ ROBUST = 0.05
 
 
 class Tally(NamedTuple):
-    """What came of some cases."""
-
     found: Counter[str]
     unexpected: list[tuple[int, str]]
     slowest_s: float
@@ -78,7 +76,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """A row for each codec, and one of the calls."""
     share = 100 if args.quick else 1
     with get_context("spawn").Pool(os.cpu_count(), torch.set_num_threads, (1,)) as pool:
         for name in select([*codecs_by_name(SITES), CALLS], args.only):
@@ -223,7 +220,6 @@ def _take(name: str, seed: int, coordinators: list[Coordinator]) -> str:
 
 
 def fuzz_payloads(name: str, seeds: range) -> Tally:
-    """Cases of a codec."""
     coordinators = [Coordinator(good) for good in _good(name)[0]]
     found, unexpected, slowest_s = Counter(cases=len(seeds)), [], 0.0
     peak, first_s = peak_rss_mb(), time.process_time()

@@ -28,7 +28,7 @@ from benchmarks.codecs import pix2pix_delta, pix2pix_layout
 from benchmarks.harness.table import Row
 from benchmarks.peers.flower_secagg import measure_flower
 from fedwan.codecs import codec_by_name, with_feedback
-from fedwan.codecs.masked import FIRST_SIZE, first_sizes, size_of, step_of
+from fedwan.codecs.masked import FIRST_SIZE, KeyStreams, first_sizes, size_of, step_of
 from fedwan.coordinator.masked import MaskedMerger, key_streams
 from fedwan.coordinator.merge import Merger
 from fedwan.link import pki
@@ -63,15 +63,15 @@ def measure_case(args: argparse.Namespace, case: str, seed: int) -> Row:
     }
 
 
-def maskers_of(names: list[str], folder: Path) -> list[Masker]:
+def maskers_of(names: list[str], folder: Path) -> dict[str, Masker]:
     """All sites of a run, which have met."""
     pki.federation(folder, [], names)
-    maskers = [
-        Masker(Identity.load(folder / n), "run", names, majority(len(names)), folder / n)
+    maskers = {
+        n: Masker(Identity.load(folder / n), "run", names, majority(len(names)), folder / n)
         for n in names
-    ]
-    for masker in maskers:
-        masker.meet([each.card() for each in maskers], 1)
+    }
+    for masker in maskers.values():
+        masker.meet([each.card() for each in maskers.values()], 1)
     return maskers
 
 
@@ -83,13 +83,13 @@ def measure_way(way: str, layout: Layout, values: State) -> tuple[int, float, fl
         np.uint16(size_of(float(values[name].square().mean().sqrt()))).tobytes() for name in layout
     )
     with tempfile.TemporaryDirectory() as folder:
-        maskers = maskers_of(names, Path(folder)) if codec.mask_bits else []
+        maskers = maskers_of(names, Path(folder)) if codec.mask_bits else {}
         bundles, site_s, coordinator_s = {}, [], 0.0
-        for number, name in enumerate(names):
+        for name in names:
             began = time.perf_counter()
             coder = with_feedback(codec)
             if maskers:
-                coder, bundles[name] = maskers[number].seal(codec, 0, 0, "", sizes)
+                coder, bundles[name] = maskers[name].seal(codec, 0, 0, "", sizes)
             payload, _ = coder.encode(values, {}, layout)
             site_s.append(time.perf_counter() - began)
             began = time.perf_counter()
@@ -97,9 +97,7 @@ def measure_way(way: str, layout: Layout, values: State) -> tuple[int, float, fl
             coordinator_s += time.perf_counter() - began
         began = time.perf_counter()
         if maskers:
-            asked = Unmasking(names, majority(len(names)), 0, 0, basis_of("", sizes), bundles)  # type: ignore[arg-type]
-            ask(asked, maskers, names, 0, names)
-            merger.open(key_streams(asked, names, bundles), sizes)  # type: ignore[arg-type]
+            merger.open(ask(maskers, 0, sizes, bundles, names), sizes)
         else:
             merger.take()
         coordinator_s += time.perf_counter() - began
@@ -107,13 +105,16 @@ def measure_way(way: str, layout: Layout, values: State) -> tuple[int, float, fl
 
 
 def ask(
-    asked: Unmasking, maskers: list[Masker], names: list[str], version: int, answering: list[str]
-) -> None:
-    """Put both of the coordinator's questions to some sites."""
+    maskers: dict[str, Masker], version: int, sizes: bytes, bundles: Any, answering: list[str]
+) -> KeyStreams | None:
+    """Put both of the coordinator's questions to some sites; the masks, if enough answer."""
+    names = list(maskers)
+    asked = Unmasking(names, majority(len(names)), 0, version, basis_of("", sizes), bundles)
     for _ in ("sign", "reveal"):
         for name in answering:
             if (question := asked.question(name, 0, version + 1)) is not None:
-                asked.hear(name, maskers[names.index(name)].answer(question))
+                asked.hear(name, maskers[name].answer(question))
+    return key_streams(asked, names, bundles)
 
 
 def measure_dropouts(num_sums: int) -> Row:
@@ -121,7 +122,6 @@ def measure_dropouts(num_sums: int) -> Row:
     version = sums = equal = short = 0
     layout: Layout = {"net/w": TensorSpec((300,), torch.float32, Role.PARAMETER)}
     codec, sizes = codec_by_name("masked4", len(names)), first_sizes(layout)
-    basis = basis_of("", sizes)
     with tempfile.TemporaryDirectory() as folder:
         maskers = maskers_of(names, Path(folder))
         while sums < num_sums:
@@ -131,25 +131,18 @@ def measure_dropouts(num_sums: int) -> Row:
                 continue  # no quorum
             merger, bundles, total = MaskedMerger(layout, codec, len(names)), {}, torch.zeros(300)
             for name in senders:
-                masker = maskers[names.index(name)]
-                coder, bundles[name] = masker.seal(codec, 0, version, "", sizes)
+                coder, bundles[name] = maskers[name].seal(codec, 0, version, "", sizes)
                 delta = 0.01 * torch.randn(300)
                 payload, owed = coder.encode({"net/w": delta}, {}, layout)
                 merger.add(codec.read_each(payload, layout))
                 total += ((delta - owed["net/w"]) / STEP).round()
-            asked = Unmasking(names, majority(len(names)), 0, version, basis, bundles)  # type: ignore[arg-type]
-            ask(asked, maskers, names, version, [n for n in senders if dice.random() < 0.85])
-            masks = key_streams(asked, names, bundles)  # type: ignore[arg-type]
+            answering = [name for name in senders if dice.random() < 0.85]
+            masks = ask(maskers, version, sizes, bundles, answering)
             if masks is None:  # the round waits for who is silent
                 short += 1
                 continue
             merged, _ = merger.open(masks, sizes)
             sums += 1
             equal += torch.equal(merged["net/w"], total * (STEP / len(senders)))
-    return {
-        "way": "dropouts",
-        "versions": version,
-        "sums": sums,
-        "equal": equal,
-        "short": short,
-    }
+    counts = {"versions": version, "sums": sums, "equal": equal, "short": short}
+    return {"way": "dropouts", **counts}

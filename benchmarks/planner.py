@@ -76,6 +76,5 @@ def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
 
 
 def summarise(rows: Sequence[Row]) -> Iterator[str]:
-    """How many points the prediction comes near to."""
     near = sum(abs(row["error"]) <= TOLERANCE for row in rows)
     yield f"{near} of {len(rows)} predicted within {TOLERANCE:.0%} of what was measured"

@@ -76,7 +76,6 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def train(args: argparse.Namespace, name: str, seed: int) -> Row:
-    """One run, and the attack on it."""
     epsilon = CASES[name]
     is_sites = name.startswith("sites")
     unit, clip = ("site", SITE_CLIP) if is_sites else ("sample", CLIP)

@@ -125,7 +125,6 @@ class Host:
             self._num_updates += 1
 
     def take_part(self, name: str) -> None:
-        """One site, from joining to farewell."""
         identity = Identity.load(self._folder / "pki" / name)
         # Packed or not by how busy the cores are, bytes would not compare.
         link = GrpcLink(self._ticket["address"], identity, self.config.link, packs=False)

@@ -22,7 +22,7 @@ from multiprocessing import get_context
 
 import torch
 
-from benchmarks.harness.table import Row
+from benchmarks.harness.table import Row, select
 from benchmarks.seeded.bugs import BUGS, planted
 from benchmarks.seeded.faults import KINDS, LOSSES, decide
 from benchmarks.seeded.scenarios import DRAWN, SCENARIOS, TURNS
@@ -51,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     """A row for each scenario, or each bug; failures are printed as they come."""
     if args.bugs:
-        yield from map(_find, [name for name in BUGS if args.only in name])
+        yield from map(_find, select(list(BUGS), args.only))
         return
     if args.shrink is not None:
         yield shrink(args.shrink)
@@ -150,7 +150,6 @@ def _find(bug: str) -> Row:
 
 
 def summarise(rows: Sequence[Row]) -> Iterator[str]:
-    """All scenarios, or all bugs."""
     if "bug" in rows[0]:
         found = [row for row in rows if row["seeds"]]
         yield f"{len(found)} of {len(rows)} bugs found within {MOST_SEEDS} seeds"

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.harness.simulated import describe, run_simulated
 from benchmarks.harness.table import Row, mean_of, told
+from fedwan.simulation import Absence
 
 STEPS = {"flow": 2000, "gan": 1400}
 QUORUM = ("round.quorum=3", "round.max_staleness=2")
@@ -52,7 +53,7 @@ CODED: dict[str, tuple[tuple[str, ...], int, str]] = {
 }
 """Words, times the steps above, and the case without coding."""
 SEEDS = 3
-ABSENCE = (1 / 3, 2 / 3)
+ABSENCES = {"s2": Absence(1 / 3, 2 / 3)}
 COLUMNS = "h steps seed absent up down bytes_up bytes_down fd fd_floor late dropped".split()
 
 
@@ -75,7 +76,7 @@ def measure_case(args: argparse.Namespace, case: tuple[str, bool], seed: int) ->
     own, times, _ = CODED[name] if args.codecs else (CASES[name], 1, "")
     steps = times * (args.steps or STEPS[args.workload] // (10 if args.quick else 1))
     words = [f"workload={args.workload}", "sites=4", f"seed={seed}", f"steps={steps}", *own]
-    row = describe(*run_simulated(words, absence=ABSENCE if is_absent else None))
+    row = describe(*run_simulated(words, absences=ABSENCES if is_absent else None))
     row |= {key: round(row[key] / row["site_steps"]) for key in ("bytes_up", "bytes_down")}
     row["absent"] = is_absent
     return {"workload": args.workload, "strategy": name} | {key: row[key] for key in COLUMNS}

@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.harness.simulated import describe, run_simulated
 from benchmarks.harness.table import Row, mean_of, told
+from fedwan.data import Shard
 
 SLOW_FACTOR = 4
 SEEDS = 5
@@ -35,7 +36,7 @@ def measure_case(args: argparse.Namespace, case: str, seed: int) -> Row:
     steps = STEPS // (10 if args.quick else 1)
     words = ["workload=flow", "sites=4", f"seed={seed}", f"steps={steps}", "h=20"]
 
-    def paced(index: int, workload: Any) -> Any:
+    def paced(index: int, workload: Any, shard: Shard) -> tuple[Any, Shard]:
         step, step_s = workload.step, STEP_S if index else SLOW_FACTOR * STEP_S
 
         def paced_step(*args: Any) -> Any:
@@ -45,7 +46,7 @@ def measure_case(args: argparse.Namespace, case: str, seed: int) -> Row:
             return losses
 
         workload.step = paced_step
-        return workload
+        return workload, shard
 
     began = time.monotonic()
     row = describe(*run_simulated([*words, *CASES[case]], paced))

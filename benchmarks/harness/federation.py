@@ -127,7 +127,6 @@ class Federation:
         raise FedwanError(f"no process {text!r}")
 
     def inside(self, *words: str) -> None:
-        """Run a command in its network."""
         _call("nsenter", "-t", str(self.processes()[0].pid), "-n", *words)
 
     def sha256(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,13 @@ from fedwan.site.group import Group
 from fedwan.site.recipe import train
 from fedwan.site.site import Membership
 from fedwan.weights import load
-from fedwan.workloads.descent import Descent
 from fedwan.workloads.settings import networks_of
 
 
 def run_simulated(
     words: Sequence[str],
-    wrap: Callable[[int, Descent], Any] = lambda _, workload: workload,
-    absence: tuple[float, float] | None = None,
-    wrap_shard: Callable[[int, Shard], Shard] = lambda _, shard: shard,
+    wrap: Callable[[int, Any, Shard], tuple[Any, Shard]] = lambda _, *given: given,
+    absences: Mapping[str, Absence] | None = None,
     folder: Path | None = None,
     wrap_link: Callable[[str, Link], Link] = lambda _, link: link,
 ) -> tuple[Config, SimulatedRun]:
@@ -36,9 +34,8 @@ def run_simulated(
 
     Args:
         words: settings, `key=value`.
-        wrap: gets a site's number, from 0, and its workload; returns the one to use.
-        absence: shares of the run at which the second site dies and returns.
-        wrap_shard: as `wrap`, for a site's data.
+        wrap: gets a site's number, from 0, its workload and its data; returns those to use.
+        absences: by site, the shares of the run at which it dies and returns.
         folder: keeps the checkpoints.
         wrap_link: gets a site's name and its link.
     """
@@ -49,11 +46,10 @@ def run_simulated(
 
     def take_part(member: Membership) -> None:
         index = names.index(member.name)
-        workload = wrap(index, recipe.build(config, "cpu"))
-        shard = wrap_shard(index, open_shard(config.data, index, config.num_sites, config.seed))
+        shard = open_shard(config.data, index, config.num_sites, config.seed)
+        workload, shard = wrap(index, recipe.build(config, "cpu"), shard)
         train(member, Group(), workload, shard, networks_of(recipe, config))
 
-    absences = {names[1]: Absence(*absence)} if absence else {}
     with tempfile.TemporaryDirectory() as made:
         at = folder or Path(made)
         run = simulate(config, at, train=take_part, wrap=wrap_link, absences=absences)

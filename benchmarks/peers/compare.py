@@ -75,7 +75,6 @@ TARGET_FD = 1.4
 
 
 def spec_of(name: str, args: argparse.Namespace, seed: int, is_bounded: bool) -> Spec:
-    """The run of a variant with one seed."""
     variant = VARIANTS[name]
     is_timed = args.workload == "timed"
     words = variant.words
@@ -102,18 +101,14 @@ def spec_of(name: str, args: argparse.Namespace, seed: int, is_bounded: bool) ->
     )
 
 
-def needs_curve(name: str, workload: str) -> bool:
-    """Whether too few steps are run on a wide area to measure quality there."""
-    return workload != "timed" and workload in VARIANTS[name].rounds
-
-
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     """Every system, seed by seed, so that what else a machine does meets them all alike.
 
     A variant is on bare links first, then on the wide area; of the whole trainings by both, the
     curve is kept.
     """
-    if args.workload == "timed" and "ddp-fp16" in args.systems:
+    is_timed = args.workload == "timed"
+    if is_timed and "ddp-fp16" in args.systems:
         raise UserError("ddp-fp16 is of digits_flow alone; take ddp, or --workload digits_flow")
     args.steps = args.steps or (QUICK_STEPS if args.quick else STEPS)[args.workload]
     curves: dict[tuple[str, int], Row] = {}
@@ -122,7 +117,9 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         folder = (args.keep or Path(made)).resolve()
         for seed in seeds_of(args):
             for name, link in itertools.product(args.systems, (BARE, wan)):
-                if args.wan_only and link == BARE and not needs_curve(name, args.workload):
+                # Too few steps are run on a wide area to measure quality there.
+                needs_curve = not is_timed and args.workload in VARIANTS[name].rounds
+                if args.wan_only and link == BARE and not needs_curve:
                     continue
                 key = (name, seed)
                 spec = spec_of(name, args, seed, is_bounded=link != BARE)

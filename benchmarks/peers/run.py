@@ -80,13 +80,6 @@ def _fedwan(spec: Spec, folder: Path, star: Star) -> list[Process]:
     ]
 
 
-def _step_alone(folder: Path) -> float:
-    """Seconds that a step of the run computes by itself, in a process of its own."""
-    run_processes([Process("step_s", module("peers.part", folder, "step_s"))], folder, TIMEOUT_S)
-    seconds: float = load_json(folder / "step_s.json")
-    return seconds
-
-
 def run(spec: Spec, link: WanLink, folder: Path) -> Outcome:
     """Run a system to its end; a process that fails, or sites that disagree, are an error.
 
@@ -103,7 +96,9 @@ def run(spec: Spec, link: WanLink, folder: Path) -> Outcome:
         lay_app(folder / "app")
         save_json(folder / "spec.json", dataclasses.asdict(spec))
         if spec.workload != "timed":  # whose steps are of fixed length
-            spec = dataclasses.replace(spec, step_s=_step_alone(folder))
+            alone = Process("step_s", module("peers.part", folder, "step_s"))
+            run_processes([alone], folder, TIMEOUT_S)
+            spec = dataclasses.replace(spec, step_s=load_json(folder / "step_s.json"))
             save_json(folder / "spec.json", dataclasses.asdict(spec))
         outcome = Outcome(spec, star.emulation, [])
 

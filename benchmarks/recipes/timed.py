@@ -63,7 +63,6 @@ def build(config: Config, device: torch.device | str) -> Watched:
 
 
 def pix2pix_like(width: int) -> dict[str, nn.Module]:
-    """Both networks' tensors."""
     with torch.device("meta"):
         generator, discriminator = UNetGenerator(width=width), PatchDiscriminator(width=width)
     blocks = {"generator": [*generator.downs, *reversed(generator.ups)]}

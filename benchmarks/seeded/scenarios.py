@@ -123,7 +123,6 @@ def _build(words: str) -> tuple[Config, Strategy, int]:
 
 @cache
 def configure(scenario: str, more_sites: int = 0) -> Config:
-    """A run's whole configuration."""
     config = _load(find(scenario).words)
     return replace(config, sites=config.num_sites + more_sites) if more_sites else config
 

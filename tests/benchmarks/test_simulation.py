@@ -55,6 +55,21 @@ def _violations(seeds: range) -> list[str]:
     return [f"{r.violations[0]}: {command} {r.seed}" for r in reports if r.violations]
 
 
+def _simulate(
+    scenario: str,
+    seeds: tuple[int, ...],
+    kinds: tuple[faults.Kind, ...],
+    mean_pause_s: float = 10.0,
+) -> list[Report]:
+    """Runs with 20 faults of these kinds alone; none breaks any."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(faults, "kinds_of", lambda world, seed: kinds)
+        patch.setattr(faults, "MEAN_PAUSE_S", mean_pause_s)
+        reports = [simulate_seed(seed, scenario, faults=20) for seed in seeds]
+    assert not [report.violations for report in reports if report.violations]
+    return reports
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(12))
 def test_no_fault_breaks_a_run(part: int) -> None:
@@ -69,13 +84,10 @@ def test_no_fault_breaks_a_run(part: int) -> None:
     [("diloco", (3, 7)), ("diloco int2", (3, 10)), ("scaffnew", (6, 7))],
 )
 def test_a_site_s_newest_checkpoint_may_rot_without_a_trace_in_the_weights(
-    scenario: str, seeds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    scenario: str, seeds: tuple[int, ...]
 ) -> None:
     kinds = (faults.rot, faults.kill_site, faults.kill_coordinator)
-    monkeypatch.setattr(faults, "kinds_of", lambda world, seed: kinds)
-    monkeypatch.setattr(faults, "MEAN_PAUSE_S", 20.0)
-    reports = [simulate_seed(seed, scenario, faults=20) for seed in seeds]
-    assert not [report.violations for report in reports if report.violations]
+    reports = _simulate(scenario, seeds, kinds, mean_pause_s=20.0)
     told = "\n".join(line for report in reports for line in report.trace)
     assert "takes the steps to it again" in told and "has no checkpoint" not in told
 
@@ -92,10 +104,7 @@ def test_an_update_that_comes_out_between_join_and_the_first_download_leaves_no_
         return find(place, versions, run_step)
 
     monkeypatch.setattr(Place, "find", late)
-    kinds = (faults.rot, faults.kill_site)
-    monkeypatch.setattr(faults, "kinds_of", lambda world, seed: kinds)
-    monkeypatch.setattr(faults, "MEAN_PAUSE_S", 10.0)
-    assert not simulate_seed(seed, scenario, faults=20).violations
+    _simulate(scenario, (seed,), (faults.rot, faults.kill_site))
 
 
 @pytest.mark.slow
@@ -112,11 +121,7 @@ def test_steps_taken_again_that_are_not_those_that_were_merged_are_refused(
 
     monkeypatch.setattr(Exchange, "_settle", watched)
     monkeypatch.setattr(world, "bad_batches_of", lambda kind, scenario: (("s2", 1),))
-    kinds = (faults.lose_folder, faults.kill_site)
-    monkeypatch.setattr(faults, "kinds_of", lambda world, seed: kinds)
-    monkeypatch.setattr(faults, "MEAN_PAUSE_S", 10.0)
-    reports = [simulate_seed(seed, scenario, faults=20) for seed in seeds]
-    assert not [report.violations for report in reports if report.violations]
+    _simulate(scenario, seeds, (faults.lose_folder, faults.kill_site))
     assert any("taken again are not those that were merged" in text for text in told)
 
 
@@ -133,10 +138,7 @@ def test_the_steps_after_a_refusal_can_be_taken_again(
         return load(kept, version, with_model, is_start)
 
     monkeypatch.setattr(SiteCheckpoints, "load", watched)
-    kinds = (faults.rot, faults.kill_site)
-    monkeypatch.setattr(faults, "kinds_of", lambda world, seed: kinds)
-    monkeypatch.setattr(faults, "MEAN_PAUSE_S", 10.0)
-    assert not simulate_seed(seed, scenario, faults=20).violations
+    _simulate(scenario, (seed,), (faults.rot, faults.kill_site))
     assert any(found)
 
 
