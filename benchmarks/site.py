@@ -39,14 +39,12 @@ class Variant(NamedTuple):
     """The batch is so many times the others'."""
 
 
-def _of_two(partition: str) -> Variant:
-    name = {"none": "data parallel, 2"}.get(partition, f"{partition} shared out, 2")
-    return Variant(name, ("site.processes=2", f"site.partition={partition}"), times=2)
-
-
+TWO = "site.processes=2"
 CASES = (
     Variant("baseline"),
-    *map(_of_two, ("none", "gradients", "weights")),
+    Variant("data parallel, 2", (TWO,), times=2),
+    Variant("gradients shared out, 2", (TWO, "site.partition=gradients"), times=2),
+    Variant("weights shared out, 2", (TWO, "site.partition=weights"), times=2),
     Variant("AMP, bf16-mixed", ("site.precision=bf16-mixed",)),
     Variant("accumulation of 4", ("site.accumulate=4",), times=4),
     Variant(
@@ -63,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def cases(args: argparse.Namespace) -> Mapping[str, Variant]:
     """NCCL wants a GPU for every process."""
     few = args.full and torch.cuda.device_count() == 1
-    return {v.name: v for v in CASES if not (few and "site.processes=2" in v.words)}
+    return {v.name: v for v in CASES if not (few and TWO in v.words)}
 
 
 def measure_case(args: argparse.Namespace, variant: Variant, seed: int) -> Row:
@@ -80,8 +78,7 @@ def measure_case(args: argparse.Namespace, variant: Variant, seed: int) -> Row:
         h, steps = 1, max(2, epoch // QUICK) if args.quick else epoch
         words += ["data.name=photo_edges"]
     words += [f"h={h}", f"data.batch={batch}", f"steps={steps}", f"checkpoint.every={1000 * steps}"]
-    is_two = "site.processes=2" in variant.words
-    threads = max(1, len(os.sched_getaffinity(0)) // 2) if is_two else 0
+    threads = max(1, len(os.sched_getaffinity(0)) // 2) if TWO in variant.words else 0
     run = run_fleet([*words, *variant.words], threads=threads)
     # The first step is slower than any other.
     seconds = statistics.mean(row["compute_s"] for row in run.rounds[1:]) / h

@@ -117,7 +117,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         folder = (args.keep or Path(made)).resolve()
         for seed in seeds_of(args):
             for name, link in itertools.product(args.systems, (BARE, wan)):
-                # Too few steps are run on a wide area to measure quality there.
+                # Where too few steps are run on a wide area, quality is measured on bare links.
                 needs_curve = not is_timed and args.workload in VARIANTS[name].rounds
                 if args.wan_only and link == BARE and not needs_curve:
                     continue
