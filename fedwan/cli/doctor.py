@@ -12,14 +12,7 @@ import click
 import typer
 import typer.core
 
-from fedwan.cli.arguments import (
-    IdentityFolder,
-    JsonPath,
-    RunFolder,
-    Words,
-    argument,
-    write_option,
-)
+from fedwan.cli.arguments import IdentityFolder, JsonPath, RunFolder, Words, argument, write_option
 from fedwan.cli.members import way_on
 from fedwan.config import load
 from fedwan.config_tree import check_address
@@ -57,10 +50,7 @@ app = typer.Typer(
 
 
 @app.command(_OF_RUN)
-def run(
-    run_dir: RunFolder,
-    json_path: JsonPath = None,
-) -> None:
+def run(run_dir: RunFolder, json_path: JsonPath = None) -> None:
     """Say what is wrong with a run, in which round, site and network, why, and what mends it.
 
     Works for runs that are still going on, or were killed, too; `fedwan status` says for whom they

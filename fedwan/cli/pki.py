@@ -28,8 +28,7 @@ DAYS = 90
 """As `fedwan.link.pki` has it, which is loaded only when it is needed."""
 
 Folder = Annotated[
-    Path,
-    typer.Option("--pki", metavar="DIR", help="The authority's folder.", readable=False),
+    Path, typer.Option("--pki", metavar="DIR", help="The authority's folder.", readable=False)
 ]
 Hosts = Annotated[
     list[str] | None,

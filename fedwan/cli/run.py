@@ -61,9 +61,7 @@ FromVersion = Annotated[
 
 
 def run(
-    words: FileAndWords = None,
-    resume: Resume = False,
-    from_version: FromVersion = None,
+    words: FileAndWords = None, resume: Resume = False, from_version: FromVersion = None
 ) -> None:
     """Train with a coordinator and all sites on this machine.
 

@@ -38,11 +38,7 @@ class Outputs:
     """
 
     def __init__(
-        self,
-        config: Config,
-        out: Path,
-        resumed: Resumed | None = None,
-        sign: Sign | None = None,
+        self, config: Config, out: Path, resumed: Resumed | None = None, sign: Sign | None = None
     ) -> None:
         self._config = config
         self._out = out

@@ -19,13 +19,7 @@ from fedwan.errors import ConfigError
 from fedwan.files import replace_text
 from fedwan.output.board import Board
 from fedwan.output.records import finite
-from fedwan.output.units import (
-    bytes_text,
-    number_text,
-    percent_text,
-    sites_text,
-    spent_text,
-)
+from fedwan.output.units import bytes_text, number_text, percent_text, sites_text, spent_text
 
 
 @dataclass(frozen=True)
