@@ -86,7 +86,8 @@ def overlay(base: Section, *trees: Mapping[str, Any]) -> Section:
         is_one = isinstance(value, str) and "," not in value
         is_list = typing.get_origin(kind_at(schema, key)) is list
         try:
-            merged.merge_with(_nested(path, [value] if is_one and is_list else value))
+            merged.merge_with(nested(path, [value] if is_one and is_list else value))
+
         except OmegaConfBaseException as error:
             faults.append(_fault(key, value, schema, error))
     if faults:
@@ -194,19 +195,15 @@ def leaves_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def tree_of(key: str, value: Any) -> dict[str, Any]:
-    """A value in nested mappings, at a dotted key.
+def nested(path: Sequence[str], value: Any) -> Tree:
+    """A value in nested mappings.
 
-    >>> tree_of("codec.up", "int4")
+    >>> nested(["codec", "up"], "int4")
     {'codec': {'up': 'int4'}}
     """
-    return _nested(key.split("."), value)
-
-
-def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
     for part in reversed(path):
         value = {part: value}
-    return typing.cast(dict[str, Any], value)
+    return typing.cast(Tree, value)
 
 
 def value_at(config: Any, key: str) -> Any:
@@ -224,13 +221,6 @@ def put_at(config: Any, key: str, value: Any) -> None:
         section[leaf] = value
     else:
         setattr(section, leaf, value)
-
-
-def default_at(config: Any, key: str) -> Any:
-    """What the setting at a dotted key is unless somebody sets it; None of an open dict's."""
-    head, _, leaf = key.rpartition(".")
-    section = value_at(config, head)
-    return None if isinstance(section, dict) else getattr(type(section)(), leaf)
 
 
 Valid = Callable[[Any], str]

@@ -40,30 +40,24 @@ def disk_full(
         return None
     if folder is None and isinstance(error.filename, str):
         folder = Path(error.filename).parent
+    where = f"the disk of {folder}" if folder else "a disk that was written to"
+    figures = [os.strerror(error.errno)]
     if error.errno == errno.EFBIG:
-        return DiskFull(
-            f"a file {f'in {folder} ' if folder else ''}may grow no more "
-            f"({os.strerror(error.errno)}); raise the limit (ulimit -f), or choose a disk that "
-            "takes larger ones, and start again: a run goes on from its last checkpoint"
+        text = (
+            f"a file {f'in {folder} ' if folder else ''}may grow no more ({figures[0]}); raise the "
+            "limit (ulimit -f), or choose a disk that takes larger ones, and"
         )
-    where, figures = "a disk that was written to", [os.strerror(error.errno)]
-    if folder is not None:
-        where = f"the disk of {folder}"
-    if error.errno in _BROKEN:
-        return DiskFull(
-            f"{where} takes nothing any more ({figures[0]}); mend or mount it, and start again: a "
-            "run goes on from its last checkpoint"
-        )
-    if folder is not None:
-        figures.append(f"{_free_bytes(folder) / 1e6:.1f} MB free")
-        if _lacks_files(folder):
-            figures.append("no more files can be made there, see df -i")
-    if num_bytes:
-        figures.append(f"{num_bytes / 1e6:.1f} MB needed")
-    return DiskFull(
-        f"{where} is full ({', '.join(figures)}); make room there and start again: a run goes on "
-        "from its last checkpoint"
-    )
+    elif error.errno in _BROKEN:
+        text = f"{where} takes nothing any more ({figures[0]}); mend or mount it, and"
+    else:
+        if folder is not None:
+            figures.append(f"{_free_bytes(folder) / 1e6:.1f} MB free")
+            if _lacks_files(folder):
+                figures.append("no more files can be made there, see df -i")
+        if num_bytes:
+            figures.append(f"{num_bytes / 1e6:.1f} MB needed")
+        text = f"{where} is full ({', '.join(figures)}); make room there and"
+    return DiskFull(f"{text} start again: a run goes on from its last checkpoint")
 
 
 def no_room(folder: Path) -> DiskFull | None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from fedwan.config_tree import default_at, leaves_of, put_at, value_at
+from fedwan.config_tree import leaves_of, put_at, value_at
 from fedwan.errors import ConfigError
 
 
@@ -144,9 +144,11 @@ def _given(config: Any, model: Any = None) -> Iterator[tuple[str, Any]]:
 
 def _open(config: Any, key: str, model: Any) -> Any:
     """What a setting is unless somebody sets it; as it is, if its recipe is not known."""
-    if not key.startswith("model."):
-        return default_at(config, key)
-    return value_at(config if model is None else {"model": vars(model)}, key)
+    if key.startswith("model."):
+        return value_at(config if model is None else {"model": vars(model)}, key)
+    head, _, leaf = key.rpartition(".")
+    section = value_at(config, head)
+    return None if isinstance(section, dict) else getattr(type(section)(), leaf)
 
 
 def _covers(entry: str, key: str, value: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedwan.cli.arguments import resuming
 from fedwan.config import COMMAND, MASKED, Config, load_dumped, merge
-from fedwan.config_tree import leaves_of, tree_of
+from fedwan.config_tree import leaves_of, nested
 from fedwan.errors import ConfigError
 from fedwan.flower.processes import only_one
 from fedwan.names import nearest
@@ -152,7 +152,7 @@ def _as_begun(asked: Config, folder: Path) -> Config:
             for key, value in before.items()
             if key not in own and _is_in(key, fixed) and value != settled.get(key)
         }
-        asked = merge(asked, *(tree_of(key, value) for key, value in kept.items()))
+        asked = merge(asked, *(nested(key.split("."), value) for key, value in kept.items()))
     fixed |= {"steps"} if asked.privacy.epsilon else set()  # noise is made for so many
     fixed |= {f"inner.{network}.state" for network in asked.inner}  # whether moments travel
     faults = [

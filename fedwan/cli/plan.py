@@ -15,7 +15,6 @@ from fedwan.config import Config, merge
 from fedwan.config_tree import leaves_of, overlay, parse_words
 from fedwan.errors import ConfigError
 from fedwan.output.units import sites_text
-from fedwan.uses import Faults
 
 if TYPE_CHECKING:
     from fedwan.planner.candidates import Question
@@ -67,6 +66,7 @@ def plan(
     config, named = _read_settings(words or [], link)
     write_option(json_path)  # told before the work, not after it
     # Imported late, so that a wrong word is told at once.
+    from fedwan.link.framing import FAST
     from fedwan.link.measure import read_measurement
     from fedwan.planner.candidates import Question, candidates, synthetic_layout
     from fedwan.planner.costs import Costs, measured_link, modelled_link
@@ -81,7 +81,7 @@ def plan(
         found_link,
         config.steps or DEFAULT_STEPS,
         config.usd_per_gb,
-        Costs(packs=found_link.packs()),
+        Costs(packs=min(pipe.bytes_per_s for pipe in found_link) < FAST),
     )
     cache: dict[object, Any] = {}
     found = [predict(candidate, question, cache) for candidate in candidates(question)]
@@ -108,9 +108,8 @@ def _read_settings(words: list[str], link: Path | None) -> tuple[PlanConfig, fro
     is_open = {"h": not config.h, "stream.fragments": not config.stream.fragments}
     named = frozenset(key for key, _ in leaves_of(tree) if not is_open.get(key))
     _run_config(config)  # ranges
-    faults = Faults()
-    faults.add(_contradictions(config, named, link))
-    faults.tell()
+    if lines := list(_contradictions(config, named, link)):
+        raise ConfigError("\n".join(lines))
     return config, named
 
 

@@ -18,8 +18,8 @@ from fedwan.output.records import (
     QualityRecord,
     Record,
     RoundRecord,
+    iter_records,
     numbers_of,
-    read_records,
 )
 from fedwan.output.units import bytes_text, number_text
 
@@ -305,8 +305,8 @@ class Board:
         return bytes_text(sync), f"{times:,.{0 if times >= 10 else 1}f} times {what}"
 
 
-def read_run(out: Path, since: float = 0.0) -> tuple[Board, list[Record]]:
-    """A run's state after all of its records, and these, from its folder; `since` as in `Board`.
+def read_run(out: Path) -> tuple[Board, list[Record]]:
+    """A run's state after all of its records, and these, from its folder.
 
     Raises:
         ConfigError: a file of it is damaged, or gone.
@@ -320,7 +320,7 @@ def read_run(out: Path, since: float = 0.0) -> tuple[Board, list[Record]]:
                 raise ConfigError(
                     f"{path} was removed or emptied, which tells what the run has done; restore it"
                 )
-    board, records = Board(load_dumped(out), since), read_records(out)
+    board, records = Board(load_dumped(out)), list(iter_records(out))
     for record in records:
         board.take(record)
     return board, records

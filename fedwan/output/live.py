@@ -18,7 +18,7 @@ from fedwan.config import Config, load_dumped
 from fedwan.errors import ConfigError
 from fedwan.output.board import Board
 from fedwan.output.journal import JOURNAL
-from fedwan.output.records import METRICS, read_records
+from fedwan.output.records import METRICS, iter_records
 from fedwan.output.units import (
     bytes_text,
     duration_text,
@@ -65,7 +65,7 @@ class Follower:
             config, at, board = load_dumped(self._out), self._at.copy(), self.board
             if any(sizes.get(name, 0) < begin for name, begin in at.items()):
                 at, board = {}, Board(config, self._since)  # written anew
-            records, board.config = read_records(self._out, at), config
+            records, board.config = list(iter_records(self._out, at)), config
             for record in records:
                 board.take(record)
             self.board, self._at, self._sizes = board, at, sizes

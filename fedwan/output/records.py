@@ -202,11 +202,6 @@ class Recorder:
             self._file.close()
 
 
-def read_records(out: Path, at: dict[str, int] | None = None) -> list[Record]:
-    """`iter_records`, all of them."""
-    return list(iter_records(out, at))
-
-
 def iter_records(out: Path, at: dict[str, int] | None = None) -> Iterator[Record]:
     """Records in a run's folder in their order, finished or not; none if there is no file yet.
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from fedwan.codecs import fp32
 from fedwan.config import LinkConfig
 from fedwan.fragments import Fragment, whole
-from fedwan.link.framing import FAST
 from fedwan.link.measure import Measurement, Way
 from fedwan.link.tcp import MSS_BYTES
 from fedwan.state import Layout
@@ -126,20 +125,12 @@ class Pipe(NamedTuple):
     bytes_per_s: float
     rtt_s: float
 
-    def transfer_s(self, num_bytes: float) -> float:
-        """Seconds from the first byte that leaves to the last."""
-        return num_bytes / self.bytes_per_s
-
 
 class WireLink(NamedTuple):
     """Both directions, each with a line of its own."""
 
     up: Pipe
     down: Pipe
-
-    def packs(self) -> bool:
-        """Whether payloads are packed on it."""
-        return min(self.up.bytes_per_s, self.down.bytes_per_s) < FAST
 
 
 def modelled_link(link: LinkConfig) -> WireLink:

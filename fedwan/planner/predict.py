@@ -80,7 +80,7 @@ def _predict(chosen: Candidate, question: Question, cache: dict[object, Course])
     if not course.stopped:
         utilisation = course.utilisation(strategy.h * question.step_s, SKIPPED, ROUNDS - 1)
     first_bytes = global_bytes(layout, question.costs)
-    first_s = link.up.transfer_s(first_bytes) + link.up.rtt_s / 2
+    first_s = first_bytes / link.up.bytes_per_s + link.up.rtt_s / 2
     num_steps = chosen.config.steps
     return Prediction(
         candidate=chosen,

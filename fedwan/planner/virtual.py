@@ -63,7 +63,7 @@ class _Line:
     def carry(self, num_bytes: float, from_s: float) -> float:
         """When the last byte has arrived, of bytes that are there at a time to be sent."""
         begins_s = max(from_s, self._free_at_s)
-        self._free_at_s = begins_s + self._pipe.transfer_s(num_bytes)
+        self._free_at_s = begins_s + num_bytes / self._pipe.bytes_per_s
         return self._free_at_s + self._pipe.rtt_s / 2
 
 

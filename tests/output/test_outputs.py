@@ -12,7 +12,7 @@ from safetensors.torch import save
 
 from fedwan.config import load
 from fedwan.output.outputs import Outputs, _run_id, metrics_of
-from fedwan.output.records import EventRecord, read_records
+from fedwan.output.records import EventRecord, iter_records
 from fedwan.output.summary import read_summary
 from tests.output.runs import TOTALS, make_config, quality_row, record_of, round_row, write_run
 
@@ -72,7 +72,7 @@ def test_bytes_from_a_site_that_hold_no_picture_become_a_warning(tmp_path: Path)
         undrawable = [save({"generated": torch.zeros(n)}) for n in ((4, 3), (0, 1, 8, 8))]
         for data in (b"nonsense", b"\xff" * 64, *undrawable):
             outputs.samples(3, 60, data)
-    for warning in (found := read_records(tmp_path)):
+    for warning in (found := list(iter_records(tmp_path))):
         assert isinstance(warning, EventRecord) and warning.event == "warning"
         assert "version 3 cannot be drawn" in warning.text
     assert len(found) == 4 and not (tmp_path / "samples.png").exists()
@@ -83,7 +83,7 @@ def test_a_report_without_pictures_is_said_once_and_draws_none(tmp_path: Path) -
         outputs.samples(0, 0, b"")  # nothing to make any with
         outputs.samples(0, 0, save({}))
         outputs.samples(1, 10, save({"moments/a": torch.zeros(1)}))
-    (event,) = read_records(tmp_path)
+    (event,) = list(iter_records(tmp_path))
     assert isinstance(event, EventRecord) and event.event == "samples_kept"
     assert "data.show_samples" in event.text
     assert not (tmp_path / "samples.png").exists()

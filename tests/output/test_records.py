@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedwan.errors import ConfigError
-from fedwan.output.records import EventRecord, QualityRecord, Recorder, RoundRecord, read_records
+from fedwan.output.records import EventRecord, QualityRecord, Recorder, RoundRecord, iter_records
 from tests.output.runs import event_row, quality_row, round_row
 
 
@@ -33,7 +33,7 @@ def test_every_kind_of_record_is_read_back_and_what_json_cannot_hold_is_null(pat
     record(path, event_row("join", "s1"), round_row(3, "s1") | odd, row)
     for line in path.read_text().splitlines():
         json.loads(line, parse_constant=pytest.fail)
-    join, work, quality = read_records(path.parent)
+    join, work, quality = list(iter_records(path.parent))
     assert isinstance(join, EventRecord) and (join.event, join.site) == ("join", "s1")
     assert isinstance(work, RoundRecord) and (work.version, work.bytes_up) == (3, 1000)
     assert work.losses["generator"] is None and work.norms["g"] is None
@@ -47,7 +47,7 @@ def test_half_a_last_line_is_left_out(path: Path) -> None:
     data = path.read_bytes()
     for cut in range(len(data) // 2 + 2, len(data) - 1, 7):
         path.write_bytes(data[:cut])
-        assert [record.version for record in read_records(path.parent)] == [1]  # type: ignore[union-attr]
+        assert [record.version for record in iter_records(path.parent)] == [1]  # type: ignore[union-attr]
 
 
 def test_a_damaged_line_in_the_middle_is_named_and_a_kind_of_the_future_passed_over(
@@ -56,10 +56,10 @@ def test_a_damaged_line_in_the_middle_is_named_and_a_kind_of_the_future_passed_o
     record(path, round_row(1, "s1"))
     text = path.read_text()
     path.write_text('{"kind":"weather","t":1.0}\n' + text)
-    assert len(read_records(path.parent)) == 1
+    assert len(list(iter_records(path.parent))) == 1
     path.write_text("nonsense\n" + text)
     with pytest.raises(ConfigError, match="line 1 is no record"):
-        read_records(path.parent)
+        list(iter_records(path.parent))
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ def test_a_line_whose_values_are_of_other_kinds_is_named(
     path.parent.mkdir()
     path.write_text("\n".join(json.dumps(each) for each in (row, row | change, row)) + "\n")
     with pytest.raises(ConfigError, match="line 2 is no record"):
-        read_records(path.parent)
+        list(iter_records(path.parent))
     path.write_text("[" * 100_000 + "\n" + json.dumps(row) + "\n")
     with pytest.raises(ConfigError, match="line 1 is no record"):
-        read_records(path.parent)
+        list(iter_records(path.parent))
     path.write_text(json.dumps(row | {"fragment": 7}) + "\n")
     Recorder(path.parent, (1, [1])).close()
-    assert read_records(path.parent) == []
+    assert list(iter_records(path.parent)) == []
 
 
 def test_a_resumed_run_drops_what_it_will_make_again_and_keeps_what_happened(path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_resumed_run_drops_what_it_will_make_again_and_keeps_what_happened(pat
     with path.open("a") as file:
         file.write('{"kind":"round","t":')
     record(path, round_row(3, "s2"), resume=2)
-    records = read_records(path.parent)
+    records = list(iter_records(path.parent))
     rounds = [(r.version, r.site) for r in records if isinstance(r, RoundRecord)]
     assert rounds == [(1, "s1"), (2, "s1"), (7, "s1"), (8, "s1"), (3, "s2")]
     assert [r.version for r in records if isinstance(r, QualityRecord)] == [1, 2]
@@ -114,4 +114,4 @@ def test_threads_never_mix_their_lines_and_a_row_that_lacks_a_field_is_none(path
     with pytest.raises(TypeError):
         recorder.write({"kind": "round", "site": "s1"})
     recorder.close()
-    assert len(read_records(path.parent)) == 400
+    assert len(list(iter_records(path.parent))) == 400
