@@ -114,11 +114,9 @@ def _fault(key: str, value: Any, schema: type, error: OmegaConfBaseException) ->
     """What is wrong with one value."""
     if isinstance(error, ConfigKeyError):
         if kind_at(schema, key) is not None:  # a key of a file, with its dots
-            *above, leaf = key.split(".")
-            nested = f"{leaf}: {value}"
-            for part in reversed(above):
-                nested = f"{part}: {{{nested}}}"
-            return f"unknown key {key!r} (= {value!r}); in a file, write it as {nested}"
+            tree = nested(key.split("."), value)
+            text = yaml.safe_dump(tree, default_flow_style=True, width=math.inf).strip()[1:-1]
+            return f"unknown key {key!r} (= {value!r}); in a file, write it as {text}"
         return f"unknown key {key!r} (= {value!r}); {_meant(key, schema)}"
     kind = kind_at(schema, key)
     if not _is_group(kind):

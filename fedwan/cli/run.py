@@ -81,7 +81,7 @@ def demo(words: Words = None, resume: Resume = False) -> None:
     """
     given = list(words or [])
     out = choose_folder(Path(Config().out), given, resume=resume)
-    run_here(None, [*given, f"out={out}"], resume=resume)
+    run_here(None, [f"out={out}", *given], resume=resume)
 
 
 def launch(
@@ -114,7 +114,7 @@ def launch(
     given = [f"sites={2 if sites is None else sites}", "workload=command"]
     if resume and (out / "config.yaml").exists():
         given = [] if sites is None else [f"sites={sites}"]
-    run_here(None, [*given, *settings, f"out={out}"], command, resume=resume)
+    run_here(None, [*given, f"out={out}", *settings], command, resume=resume)
 
 
 def split_words(words: list[str], *, needs_command: bool = True) -> tuple[list[str], list[str]]:
