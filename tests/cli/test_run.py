@@ -196,13 +196,15 @@ def test_runs_without_a_folder_are_numbered_and_the_latest_is_resumed(
     assert choose_folder(default, ["h=3"], resume=True) == Path("runs/demo-2")
     named = ["out=x", "outer.generator.lr=3", "out=here"]
     assert choose_folder(default, named, resume=False) == Path("here")
+    with pytest.raises(ConfigError, match="out = '' says nothing"):
+        commands.demo(["out="])
     calls: list[Any] = []
     monkeypatch.setattr(commands, "run_here", lambda *words, resume: calls.append((*words, resume)))
     script = ["h=3", "out=runs/demo", "python", "train.py"]
     commands.launch(script)
     commands.launch(script[1:], resume=True)  # with the settings that it began with
     assert calls == [
-        (None, ["sites=2", "workload=command", *script[:2], "out=runs/demo"], script[2:], False),
+        (None, ["sites=2", "workload=command", "out=runs/demo", *script[:2]], script[2:], False),
         (None, ["out=runs/demo"] * 2, script[2:], True),
     ]
 
