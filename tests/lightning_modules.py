@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,12 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning import (
-    Callback,
-    LightningModule,
-    Trainer,
-    seed_everything,
-)
+from pytorch_lightning import Callback, LightningModule, Trainer, seed_everything
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -206,8 +202,6 @@ class Dawdle(Callback):
     """Leaves time to be killed in."""
 
     def on_train_batch_start(self, *_: Any) -> None:
-        import time
-
         time.sleep(0.05)
 
 

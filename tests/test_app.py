@@ -14,6 +14,7 @@ import pytest
 from fedwan import app
 from fedwan.config import Config, InnerConfig, OuterConfig, dump
 from fedwan.errors import ConfigError
+from fedwan.workloads.settings import networks_of
 
 WORKLOAD = """
 from dataclasses import dataclass
@@ -80,13 +81,6 @@ def load_run(*words: str) -> Config:
     return app.load_run(None, ["workload=mine", "strategy=gentle", *words])
 
 
-def refusal(*words: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load_run(*words)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 def test_what_the_pages_name_behind_the_package_is_there() -> None:
     code = "import fedwan; fedwan.data.Loader, fedwan.app.load_run"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -137,24 +131,15 @@ def test_recipes_of_installed_packages_are_found_by_module_and_by_entry_point(
         ("workload=mind", " in sites/, nor command; did you mean 'mine'?"),
         ("strategy=gently", "did you mean 'gentle'?"),
         ("strategy=lacking", "defines no 'build'; see docs/strategies.md"),
-        (
-            "strategy=broken",
-            "'broken' cannot be imported: SyntaxError: invalid syntax (broken.py, ",
-        ),
-        (
-            "strategy=failing",
-            "ModuleNotFoundError: No module named 'does_not_exist' (failing.py:2)",
-        ),
+        ("strategy=broken", "'broken' cannot be imported: SyntaxError: invalid syntax (broken.py"),
+        ("strategy=failing", "NotFoundError: No module named 'does_not_exist' (failing.py:2)"),
         ("strategy=typo", "'typo' cannot be resolved: AttributeError: 'Config' object has no attr"),
         ("strategy=text", "strategy 'text' cannot be resolved: TypeError"),
         ("strategy=no_tuple", "USES is 'outer.*'; write a tuple, as ('outer.*',)"),
         ("strategy=unknown", "unknown.py: USES has 'outer.*.momentm', which is no setting"),
         ("strategy=raising", "ZeroDivisionError: division by zero (raising.py:2)"),
         ("strategy=other", "other.py: build returned {}, not a Strategy"),
-        (
-            "strategy=coded",
-            "codec 'mine' of strategy 'coded' has encoding = 1; choose one from 100",
-        ),
+        ("strategy=coded", "'mine' of strategy 'coded' has encoding = 1; choose one from 100"),
         ("stream.tau=3", "'gentle'"),
         ("workload=my_pkg.lacking", "No module named 'does_not_exist' (lacking.py:1)"),
         ("workload=client_app", "is none of diffusers_unet, distill, flow, gan, "),
@@ -171,7 +156,9 @@ def test_recipes_of_installed_packages_are_found_by_module_and_by_entry_point(
 def test_what_no_recipe_network_model_or_codec_has_is_refused(
     package: Path, word: str, says: str
 ) -> None:
-    assert says in refusal(word)
+    with pytest.raises(ConfigError) as caught:
+        load_run(word)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_resolving_leaves_nothing_open(root: Path) -> None:
@@ -179,6 +166,7 @@ def test_resolving_leaves_nothing_open(root: Path) -> None:
     assert config.model == {"width": 16, "gamma": 1.0, "norm": "group"}
     assert (config.h, config.steps, config.data.batch) == (20, 100, 32)
     assert config.inner["generator"] == InnerConfig(lr=2e-4, beta1=0.0)
+    assert config.inner["generator"] is not config.inner["discriminator"]
     assert config.outer["discriminator"] == OuterConfig(lr=0.5, momentum=0.5)
     assert config.half_life == 100 * 2 * 32 / 10
 
@@ -238,9 +226,7 @@ from fedwan.workloads.optim import build_optimizers
 
 def build(config, device):
     networks = {name: nn.Linear(2, 2) for name in %s}
-    return SimpleNamespace(
-        networks=networks, optimizers=build_optimizers(config.inner, networks)
-    )
+    return SimpleNamespace(networks=networks, optimizers=build_optimizers(config.inner, networks))
 """
 
 
@@ -250,8 +236,6 @@ def test_a_page_that_only_builds_gets_everything_else(root: Path, names: list[st
     config = load_run()
     assert list(config.inner) == names and config.inner[names[0]] == InnerConfig()
     assert (config.steps, config.data.batch, config.model) == (2000, 32, {})
-    from fedwan.workloads.settings import networks_of
-
     kind = "regression" if len(names) == 1 else "adversarial"
     assert networks_of(app.load_workload("mine"), config) == dict.fromkeys(names, kind)
 

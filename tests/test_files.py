@@ -142,30 +142,33 @@ def test_other_errors_pass_and_a_file_that_is_named_tells_the_folder(tmp_path: P
     assert f"the disk of {tmp_path / 'a'} is full" in str(disk_full(full))
     with pytest.raises(PermissionError), on_disk(tmp_path):
         raise PermissionError(errno.EACCES, "denied", "x")
+    says = rf"{tmp_path} takes nothing any more \(Read-only"
+    with pytest.raises(DiskFull, match=says), on_disk(tmp_path):
+        raise OSError(errno.EROFS, "Read-only file system")
 
 
-def test_there_is_room_or_there_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for free, is_full in ((LEAST_BYTES, False), (LEAST_BYTES - 1, True)):
-        usage = SimpleNamespace(free=free)
-        monkeypatch.setattr(shutil, "disk_usage", lambda path, usage=usage: usage)
-        assert (no_room(tmp_path / "not" / "there") is not None) == is_full
+NO_FILES = "no more files can be made there, see df -i"
 
 
 @pytest.mark.parametrize(
-    ("num", "free", "is_full"), [(99, 3, True), (99, 50, False), (0, 0, False)]
+    ("num_bytes", "num_files", "num_left", "told"),
+    [
+        (LEAST_BYTES, 99, 50, ""),
+        (LEAST_BYTES, 0, 0, ""),
+        (LEAST_BYTES, 99, 3, NO_FILES),
+        (LEAST_BYTES - 1, 99, 50, "is full"),
+    ],
 )
-def test_a_disk_that_takes_no_more_files_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num: int, free: int, is_full: bool
+def test_a_disk_without_room_for_bytes_or_for_files_is_full(
+    num_bytes: int,
+    num_files: int,
+    num_left: int,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = SimpleNamespace(f_files=num, f_favail=free)
+    found = SimpleNamespace(f_files=num_files, f_favail=num_left)
     monkeypatch.setattr(os, "statvfs", lambda path: found)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=LEAST_BYTES))
-    told = no_room(tmp_path)
-    assert (told is not None) == is_full
-    assert told is None or "no more files can be made there, see df -i" in str(told)
-
-
-def test_a_disk_that_takes_nothing_any_more_is_a_line_as_well(tmp_path: Path) -> None:
-    with pytest.raises(DiskFull, match=rf"{tmp_path} takes nothing any more \(Read-only"):
-        with on_disk(tmp_path):
-            raise OSError(errno.EROFS, "Read-only file system")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=num_bytes))
+    full = no_room(tmp_path / "not" / "there")
+    assert told in str(full) and (full is None) == (not told)

@@ -31,17 +31,13 @@ def test_every_fragment_has_all_its_versions_by_the_last_step(
     assert due[:-1] == [fragment.offset + h * k for k in range(1, rounds)]
 
 
-def test_a_site_stands_where_its_latest_version_was_due() -> None:
+def test_a_site_stands_where_its_latest_version_was_due_and_before_what_it_still_owes() -> None:
     fragments = [Fragment(index, {}, 2 * index) for index in range(3)]
     assert reached_step(fragments, [0, 0, 0], 6, 18) == 0
     assert reached_step(fragments, [2, 1, 1], 6, 18) == 12
     assert reached_step(fragments, [2, 2, 1], 6, 18) == 14
     assert reached_step(fragments, [3, 3, 3], 6, 18) == 18
-
-
-def test_a_site_stands_before_what_it_still_owes() -> None:
-    """A snapshot between two updates that are due after the same step."""
-    fragments = [Fragment(index, {}, 2 * index) for index in range(3)]
+    # A snapshot between two updates that are due after the same step.
     assert reached_step(fragments, [3, 3, 2], 6, 18) == 17
     both = [Fragment(0, {}), Fragment(1, {}, times=3)]
     assert reached_step(both, [1, 2], 6, 18) == 5

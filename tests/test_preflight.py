@@ -48,11 +48,10 @@ def test_weights_to_start_from_and_a_recipes_own_data_are_looked_at(
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     words = ("workload=moons", "data.batch=8", f"out={tmp_path / 'run'}")
-    assert ["data.batch = 8 is more than the 3 samples" in line for line in faults(*words)] == [
-        True
-    ]
-    script = ("workload=command", "sites=2", f"init.net={tmp_path / 'no'}", words[-1])
-    assert ["is no file on this machine" in line for line in faults(*script)] == [True]
+    (few,) = faults(*words)
+    assert "data.batch = 8 is more than the 3 samples" in few
+    (gone,) = faults("workload=command", "sites=2", f"init.net={tmp_path / 'no'}", words[-1])
+    assert "is no file on this machine" in gone
 
 
 def test_a_function_of_features_is_imported(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -120,6 +120,13 @@ def test_one_site_alone_ends_on_its_own_weights_and_pays_what_coding_owes_once(
     assert max(losses[1:]) < 2 * losses[0] + 0.1
 
 
+def waiting(workload: TinyWorkload, wait: Callable[[], None]) -> TinyWorkload:
+    """It waits before each step."""
+    plain = workload.step
+    workload.step = lambda *args: (wait(), plain(*args))[1]  # type: ignore[method-assign]
+    return workload
+
+
 def test_a_site_that_is_late_at_the_end_of_a_run_ends_with_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,14 +135,10 @@ def test_a_site_that_is_late_at_the_end_of_a_run_ends_with_its_weights(
     config = tiny_config("diloco", NET, sites=3, h=2, steps=24, round=rounds)
 
     def part(member: Membership, workload: TinyWorkload) -> str:
-        plain = workload.step
-
-        def step(*args: Any) -> Mapping[str, Tensor]:
+        def wait() -> None:
             time.sleep(0.25 if member.name == "s3" and len(workload.batches) > 19 else 0.008)
-            return plain(*args)
 
-        workload.step = step  # type: ignore[method-assign]
-        return take_part(member, workload)
+        return take_part(member, waiting(workload, wait))
 
     ran = run_tiny(tmp_path, config, part=part)
     assert len(ran.hashes) == 1 and len(ran.workloads["s3"].batches) < 24
@@ -161,19 +164,16 @@ def test_what_is_owed_survives_a_contribution_that_is_too_late_and_an_update_tha
     others: dict[str, TinyWorkload] = {}
 
     def part(member: Membership, workload: TinyWorkload) -> str:
-        plain = workload.step
         if member.name != "s3":
             others[member.name] = workload
 
-        def step(*args: Any) -> Mapping[str, Tensor]:
+        def wait() -> None:
             time.sleep(0.005)
             if member.name == "s3" and len(workload.batches) == 12:
                 # The others are well ahead, and not at the end.
                 eventually(lambda: min(len(o.batches) for o in others.values()) >= 28, 30.0)
-            return plain(*args)
 
-        workload.step = step  # type: ignore[method-assign]
-        return take_part(member, workload)
+        return take_part(member, waiting(workload, wait))
 
     run_tiny(tmp_path, config, part=part)
     assert kept and all(same_bits(owed, now) for owed, now in kept)

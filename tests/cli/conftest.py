@@ -24,3 +24,10 @@ def fedwan(capsys: pytest.CaptureFixture[str]) -> Command:
         return caught.value.code, out, err
 
     return run
+
+
+def mistake(fedwan: Command, *words: str) -> str:
+    """The one line that a user's mistake is told with."""
+    code, _, text = fedwan(*words)
+    assert code == 2 and text.startswith("fedwan: ") and text.count("\n") == 1, text
+    return text

@@ -17,7 +17,7 @@ from fedwan.config import Config, dump
 from fedwan.doctor.diagnosis import Doctor
 from fedwan.link import client, measure, tls
 from fedwan.link.server import DataPlane
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, mistake
 from tests.doctor.records import SITES, Bend, at, figures, healthy
 from tests.planes import Bench, serving
 
@@ -25,9 +25,8 @@ from tests.planes import Bench, serving
 def error_of(fedwan: Command, *words: str) -> str:
     """The one line of a command that fails as a user's mistake, without a long wait."""
     began = time.monotonic()
-    code, _, text = fedwan("doctor", "link", *words)
-    assert code == 2 and time.monotonic() - began < 20.0
-    assert text.startswith("fedwan: ") and text.count("\n") == 1, text
+    text = mistake(fedwan, "doctor", "link", *words)
+    assert time.monotonic() - began < 20.0
     return text
 
 
@@ -171,11 +170,9 @@ def test_killed_empty_and_damaged_runs_are_read_as_far_as_they_go(
     code, text, _ = fedwan("doctor", make_run(tmp_path, rounds=2))
     assert code == 0 and text.splitlines()[-1] == "too early to tell: that takes 3 rounds or more"
     path.write_text("nonsense\n{}\n")
-    code, _, err = fedwan("doctor", folder)
-    assert code == 2 and "line 1 is no record" in err
-    code, _, err = fedwan("doctor", str(tmp_path / "lnik"))
-    assert code == 2 and err.count("\n") == 1
-    assert "lnik' holds no run (no config.yaml); give the folder" in err
+    assert "line 1 is no record" in mistake(fedwan, "doctor", folder)
+    told = mistake(fedwan, "doctor", str(tmp_path / "lnik"))
+    assert "lnik' holds no run (no config.yaml); give the folder" in told
 
 
 def test_a_folder_may_bear_the_name_of_a_command(

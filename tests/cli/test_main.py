@@ -140,9 +140,7 @@ def test_python_dash_m_fedwan_starts_without_torch_flower_grpc_and_plots() -> No
     assert done.stdout == f"fedwan {__version__}\n[]\n"
 
 
-def test_every_setting_is_listed_with_its_type_default_and_meaning(
-    fedwan: Command,
-) -> None:
+def test_every_setting_is_listed_with_its_type_default_and_meaning(fedwan: Command) -> None:
     rows = json.loads(fedwan("config", "--list", "--json")[1])
     assert [row["key"] for row in rows] == keys_of(Config)
     assert all(row["type"] and row["meaning"] for row in rows)

@@ -10,7 +10,7 @@ from cryptography import x509
 
 from fedwan.link.admission import Admission
 from fedwan.link.tls import Identity
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, mistake
 
 
 @pytest.fixture(autouse=True)
@@ -79,12 +79,12 @@ def test_mistakes_are_one_line(
 ) -> None:
     folder = str(tmp_path / "authority")
     assert fedwan("pki", "init", folder)[0] == 0
-    assert fedwan("pki", "init", folder)[0] == 2
-    code, _, error = fedwan("pki", "sign", "none.csr", "--pki", folder)
-    assert code == 2 and "cannot be read" in error and len(error.splitlines()) == 1
+    mistake(fedwan, "pki", "init", folder)
+    sign = ("pki", "sign", "none.csr", "--pki", folder)
+    assert "cannot be read" in mistake(fedwan, *sign)
     monkeypatch.delenv("FEDWAN_PKI_PASSPHRASE")
-    code, _, error = fedwan("pki", "init", str(tmp_path / "another"))
-    assert code == 2 and "the authority's key gets a passphrase; " in error
-    code, _, error = fedwan("pki", "sign", "none.csr", "--pki", folder)
-    assert code == 2 and "the authority's key has a passphrase; " in error
-    assert "set FEDWAN_PKI_PASSPHRASE, or call this at a terminal" in error
+    told = mistake(fedwan, "pki", "init", str(tmp_path / "another"))
+    assert "the authority's key gets a passphrase; " in told
+    told = mistake(fedwan, *sign)
+    assert "the authority's key has a passphrase; " in told
+    assert "set FEDWAN_PKI_PASSPHRASE, or call this at a terminal" in told

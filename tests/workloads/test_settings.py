@@ -12,24 +12,10 @@ from fedwan.config import Config, DataConfig, InnerConfig
 from fedwan.errors import ConfigError
 from fedwan.workloads.settings import resolve_page
 
-DEFAULT = InnerConfig(lr=3e-3, beta1=0.0)
-
 
 def page(**parts: object) -> ModuleType:
-    given = {"NETWORKS": {"generator": "regression"}, "DEFAULTS": {"inner.*": DEFAULT}}
+    given = {"NETWORKS": {"generator": "regression"}, "DEFAULTS": {"inner.*": InnerConfig()}}
     return cast(ModuleType, SimpleNamespace(**{**given, **parts}))
-
-
-def test_what_the_user_left_open_is_filled_in_and_what_was_set_stays() -> None:
-    config = Config()
-    resolve_page(page(), config)
-    assert (config.data.batch, config.steps, config.inner["generator"]) == (32, 2000, DEFAULT)
-    assert config.inner["generator"] is not DEFAULT
-    config = Config(steps=7, inner={"generator": InnerConfig(lr=0.5)})
-    config.data.batch = 3
-    resolve_page(page(), config)
-    assert (config.data.batch, config.steps) == (3, 7)
-    assert config.inner["generator"] == InnerConfig(lr=0.5)
 
 
 def test_a_setting_or_value_that_the_page_does_not_use_is_refused() -> None:
