@@ -93,6 +93,12 @@ def identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def authority(tmp_path: Path) -> pki.Authority:
+    """Of the test's own, with folders as `identities` has them, of `coordinator`, `s1` and `s2`."""
+    return pki.federation(tmp_path / "pki", ["127.0.0.1"], ["s1", "s2"])
+
+
 @pytest.fixture(scope="session")
 def foreign_identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of the same names from another authority."""

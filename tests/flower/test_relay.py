@@ -62,12 +62,6 @@ def door(identities: Path, superlink: Any, told: list[tuple[str, str]]) -> Itera
         yield opened
 
 
-@pytest.fixture
-def federation(tmp_path: Path) -> pki.Authority:
-    """An authority of the test's own, with the site s1."""
-    return pki.federation(tmp_path, ["127.0.0.1"], ["s1"])
-
-
 def client_of(identity: Path) -> httpx.Client:
     tls = Identity.load(identity).ssl_context(server=False)
     return httpx.Client(verify=tls, trust_env=False)
@@ -347,7 +341,7 @@ def test_what_a_supernode_hears_of_each_answer_and_what_is_noticed(
 
 @pytest.mark.parametrize("when", ["another authority", "revoked before", "revoked meanwhile"])
 def test_a_site_that_is_refused_learns_it_in_one_line(
-    federation: pki.Authority,
+    authority: pki.Authority,
     foreign_identities: Path,
     superlink: Any,
     when: str,
@@ -355,8 +349,8 @@ def test_a_site_that_is_refused_learns_it_in_one_line(
 ) -> None:
     monkeypatch.setattr(Forwarder, "_patience_s", 0.0)
     if when == "revoked before":
-        federation.revoke("s1")
-    ours = federation.directory
+        authority.revoke("s1")
+    ours = authority.directory
     theirs = foreign_identities if when == "another authority" else ours
     with (
         open_door(theirs, superlink.server_port) as door,
@@ -364,7 +358,7 @@ def test_a_site_that_is_refused_learns_it_in_one_line(
     ):
         if when == "revoked meanwhile":  # on the connection that it has
             assert post(forwarder).status_code == 200
-            federation.revoke("s1")
+            authority.revoke("s1")
         waiting = in_thread(lambda: post(forwarder))
         eventually(lambda: forwarder.refusal is not None)
         text = str(forwarder.refusal)
@@ -377,16 +371,16 @@ def test_a_site_that_is_refused_learns_it_in_one_line(
 
 
 def test_a_list_that_lapsed_at_the_coordinator_keeps_a_site_waiting_for_another(
-    federation: pki.Authority, superlink: Any
+    authority: pki.Authority, superlink: Any
 ) -> None:
-    ours = federation.directory
+    ours = authority.directory
     crl = ours / "coordinator" / "crl.pem"
     good = crl.read_bytes()
     with (
         open_door(ours, superlink.server_port) as door,
         forwarding(ours / "s1", door.port) as forwarder,
     ):
-        let_lapse(federation)
+        let_lapse(authority)
         with client_of(ours / "s1") as client:
             answer = client.post(url(door))
         assert answer.status_code == 503 and "has to bring a new crl.pem" in answer.text
@@ -412,10 +406,10 @@ def test_a_stranger_in_the_door_s_place_ends_no_site_that_it_has_answered(
 
 
 def test_a_renewed_identity_is_shown_at_both_ends_though_it_cannot_be_read_for_a_moment(
-    federation: pki.Authority, superlink: Any, monkeypatch: pytest.MonkeyPatch
+    authority: pki.Authority, superlink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay, "_RENEW_S", 0.05)
-    ours, load_into, loaded = federation.directory, Identity.load_into, []
+    ours, load_into, loaded = authority.directory, Identity.load_into, []
 
     def failing_once(self: Identity, context: ssl.SSLContext) -> None:
         loaded.append(self.expires)
@@ -428,8 +422,8 @@ def test_a_renewed_identity_is_shown_at_both_ends_though_it_cannot_be_read_for_a
         forwarding(ours / "s1", door.port) as forwarder,
     ):
         monkeypatch.setattr(Identity, "load_into", failing_once)
-        federation.renew("s1", days=1)
-        federation.renew("coordinator", days=2)
+        authority.renew("s1", days=1)
+        authority.renew("coordinator", days=2)
         eventually(lambda: len(loaded) == 3)
         roles: list[tuple[str, Any]] = [("s1", "site"), ("coordinator", "coordinator")]
         assert set(loaded) == {Identity.load(ours / name, role).expires for name, role in roles}
@@ -437,12 +431,12 @@ def test_a_renewed_identity_is_shown_at_both_ends_though_it_cannot_be_read_for_a
 
 
 def test_a_site_that_trusts_another_authority_now_takes_no_door_of_the_first(
-    federation: pki.Authority, superlink: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    authority: pki.Authority, superlink: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As once all have moved to the second one."""
     monkeypatch.setattr(relay, "_RENEW_S", 0.05)
     monkeypatch.setattr(Forwarder, "_patience_s", 0.0)
-    ours, second = federation.directory, pki.Authority.make(tmp_path / "second", None)
+    ours, second = authority.directory, pki.Authority.make(tmp_path / "second", None)
     for file in ("ca.crt", "crl.pem"):
         both = [(one / "ca" / file).read_bytes() for one in (ours, second.directory)]
         (ours / "coordinator" / file).write_bytes(b"".join(both))

@@ -79,10 +79,7 @@ def test_what_a_service_passes_on_is_read_as_it_was(
     ("text", "says"),
     [
         (GOOD + "gate: x\n", "unknown key 'gate'"),
-        (
-            GOOD + "data: images\n",
-            "data = 'images' is a section, not a setting; it holds data.path",
-        ),
+        (GOOD + "data: images\n", "'images' is a section, not a setting; it holds data.path"),
         (GOOD + "doors: x\n", "did you mean 'door'?"),
         (GOOD.replace("door: coordinator.example.com:7444\n", ""), "has no 'door'; add a line"),
         (GOOD.replace(":7444", ""), "door = 'coordinator.example.com' is no host:port"),

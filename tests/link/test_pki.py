@@ -205,17 +205,6 @@ def test_another_key_for_a_name_is_signed_only_after_the_first_was_revoked(
     assert first.serial_number in revoked_serials(authority.directory / "ca" / "crl.pem")
 
 
-def test_no_identity_outlasts_its_authority(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(certificates, "CA_DAYS", 30)
-        Authority.make(tmp_path / "pki", PASSPHRASE)
-    folder = admit(Authority.open(tmp_path / "pki", PASSPHRASE), "s1", days=90)
-    issuer = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-    assert certificate_of(folder).not_valid_after_utc == issuer.not_valid_after_utc
-
-
 def test_who_is_revoked_by_several_commands_at_once_is_on_the_list_also_on_the_coordinator_s(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,26 +223,6 @@ def test_who_is_revoked_by_several_commands_at_once_is_on_the_list_also_on_the_c
         assert revoked_serials(authority.directory / folder / "crl.pem") == expected
 
 
-def test_of_two_authorities_of_one_name_each_one_s_list_holds_for_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name_of, folder, parts = certificates.name_of, tmp_path / "both", []
-    monkeypatch.setattr(certificates, "name_of", lambda name: name_of(name.partition(" ")[0]))
-    for name in ("old", "new"):  # as when a key is replaced, and sites follow one by one
-        Authority.make(tmp_path / name / "pki", PASSPHRASE)
-        authority = Authority.open(tmp_path / name / "pki", PASSPHRASE)
-        sites = [admit(authority, site) for site in ("coordinator", "s1", "s2")][1:]
-        authority.revoke("s1" if name == "old" else "s2")
-        parts.append((authority.directory / "coordinator", map(certificate_of, sites)))
-    folder.mkdir()
-    for file in ("ca.crt", "crl.pem"):
-        (folder / file).write_bytes(b"".join((part / file).read_bytes() for part, _ in parts))
-    assert len({certificate_of(part, "ca.crt").subject for part, _ in parts}) == 1
-    admission = Admission(folder)
-    found = [[admission.objection(site) for site in sites] for _, sites in parts]
-    assert found == [["is revoked", ""], ["", "is revoked"]]
-
-
 def another(folder: Path) -> tuple[Authority, list[x509.Certificate]]:
     """An authority with two sites, of which the first is revoked."""
     Authority.make(folder / "pki", PASSPHRASE)
@@ -264,7 +233,7 @@ def another(folder: Path) -> tuple[Authority, list[x509.Certificate]]:
 
 
 @pytest.mark.parametrize("name", ["fedwan authority", None])
-def test_what_other_authorities_have_in_a_party_s_folder_stays(
+def test_what_other_authorities_have_in_a_party_s_folder_holds_for_their_own_and_stays(
     tmp_path: Path, name: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name_of = certificates.name_of
@@ -281,6 +250,9 @@ def test_what_other_authorities_have_in_a_party_s_folder_stays(
         (folder / file).write_bytes(b"".join(part.read_bytes() for part in parts))
         if file == "ca.crt":
             shutil.copy(folder / file, authority.directory / "s2")
+    assert (authority.certificate.subject == other.certificate.subject) == bool(name)
+    admission = Admission(folder)
+    assert [admission.objection(site) for site in others + sites] == 2 * ["is revoked", ""]
     for change in (
         lambda: authority.renew("coordinator"),
         lambda: authority.sign(tmp_path / "ours" / "at-coordinator" / "identity.csr"),
@@ -417,28 +389,15 @@ def test_a_renewed_identity_has_the_same_key_and_the_old_one_stays_valid(
             authority.renew(name)
 
 
-def test_the_newest_identity_is_known_where_files_were_copied(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("apart", [timedelta(days=1), timedelta()])
+def test_the_newest_identity_is_the_last_one_of_a_second_too_wherever_files_were_copied(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, apart: timedelta
 ) -> None:
-    yesterday = certificates.now() - timedelta(days=1)
-    with monkeypatch.context() as patch:
-        patch.setattr(certificates, "now", lambda: yesterday)
-        admit(authority, "coordinator")
-    first = list((authority.directory / "ca" / "issued").iterdir())
-    authority.renew("coordinator", ["new.example.com"])
-    for path in first:
-        path.touch()
-    hosts = certificates.hosts_of(authority.renew("coordinator"))
-    assert hosts == ["new.example.com", "localhost", "127.0.0.1"]
-
-
-def test_of_identities_of_one_second_the_last_is_the_newest_wherever_files_were_copied(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    moment = certificates.now()
+    moment = certificates.now() - 9 * apart
     monkeypatch.setattr(certificates, "now", lambda: moment)
     admit(authority, "coordinator")
     for n in range(9):
+        moment += apart
         authority.renew("coordinator", [f"new{n}.example.com"])
     issued = authority.directory / "ca" / "issued"
     for path in issued.iterdir():

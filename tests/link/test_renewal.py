@@ -43,11 +43,6 @@ ENDS_S = 10.0
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> pki.Authority:
-    return pki.federation(tmp_path / "pki", ["127.0.0.1"], ["s1"])
-
-
-@pytest.fixture
 def renew_for(authority: pki.Authority, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Renews an identity so that it expires that many seconds from now; looks are frequent."""
     monkeypatch.setattr(server, "PEERS_S", 0.2)

@@ -68,10 +68,7 @@ class Setting:
 @pytest.fixture
 def setting(tmp_path: Path, identities: Path) -> Iterator[Setting]:
     bench = Bench(tmp_path)
-    with (
-        serving(bench.hub, identities) as plane,
-        stub_of(plane.port, identities / "s1") as stub,
-    ):
+    with serving(bench.hub, identities) as plane, stub_of(plane.port, identities / "s1") as stub:
         assert not stub.Join(bench.hello("s1")).refusal
         found = Setting(bench, plane, stub, identities)
         yield found
@@ -88,30 +85,24 @@ def refused(code: grpc.StatusCode, call: Callable[[], object]) -> str:
 
 def test_uploads_that_no_honest_site_makes_are_refused_with_the_reason(setting: Setting) -> None:
     header, data = setting.header, setting.data
-    Refused = tuple[dict[str, object], Chunk | None, grpc.StatusCode, str]
     bomb = zstandard.ZstdCompressor().compress(bytes(1 << 26))
-    cases: list[Refused] = [
-        ({}, plain(0, data)._replace(checksum=1), Code.INVALID_ARGUMENT, "damaged"),
-        (
-            {},
-            plain(0, bomb)._replace(raw_bytes=1 << 30),
-            Code.INVALID_ARGUMENT,
-            "claims 1073741824",
-        ),
-        ({"fragment": 7}, None, Code.INVALID_ARGUMENT, "fragment 7"),
-        ({"kind": 9}, None, Code.INVALID_ARGUMENT, "kind 9"),
-        ({"kind": 1, "version": 3}, None, Code.INVALID_ARGUMENT, "version 3"),
-        ({"kind": 1, "fragment": 1}, None, Code.INVALID_ARGUMENT, "fragment 1"),
-        ({"run_id": "another"}, None, Code.INVALID_ARGUMENT, "of run another"),
-        ({"session": "never joined"}, None, Code.FAILED_PRECONDITION, "join again"),
+    cases: list[tuple[dict[str, object], Chunk | None, str]] = [
+        ({}, plain(0, data)._replace(checksum=1), "damaged"),
+        ({}, plain(0, bomb)._replace(raw_bytes=1 << 30), "claims 1073741824"),
+        ({"fragment": 7}, None, "fragment 7"),
+        ({"kind": 9}, None, "kind 9"),
+        ({"kind": 1, "version": 3}, None, "version 3"),
+        ({"kind": 1, "fragment": 1}, None, "fragment 1"),
+        ({"run_id": "another"}, None, "of run another"),
     ]
     misfits = [plain(offset, data) for offset in (1, 1 << 16, 2**63, 2**64 - 1)]
     misfits += [plain(0, data + b"x"), plain(0, data[:-1])]
-    fits = "at {} does not fit"
-    cases += [({}, c, Code.INVALID_ARGUMENT, fits.format(c.offset)) for c in misfits]
-    for changes, chunk, code, says in cases:
+    cases += [({}, chunk, f"at {chunk.offset} does not fit") for chunk in misfits]
+    for changes, chunk, says in cases:
         part = Part(header(**changes), chunk)
-        assert says in refused(code, lambda part=part: setting.upload(part))
+        assert says in refused(Code.INVALID_ARGUMENT, lambda part=part: setting.upload(part))
+    stale = Part(header(session="never joined"), None)
+    assert "join again" in refused(Code.FAILED_PRECONDITION, lambda: setting.upload(stale))
     for parts in ((), (Part(None, plain(0, data)),)):
         text = refused(Code.INVALID_ARGUMENT, lambda p=parts: setting.upload(*p))
         assert "began without its header" in text
@@ -131,9 +122,8 @@ def test_uploads_that_no_honest_site_makes_are_refused_with_the_reason(setting: 
     assert text == "a measurement has at most 268435456 bytes"
     long = header()
     long.bundle.sealed.extend([b""] * (1 << 20))  # eight times as large in memory
-    assert "is no message" in refused(
-        Code.INVALID_ARGUMENT, lambda: setting.upload(Part(long, None))
-    )
+    text = refused(Code.INVALID_ARGUMENT, lambda: setting.upload(Part(long, None)))
+    assert "is no message" in text
     # What was refused may be sent again.
     assert list(setting.upload(Part(header(), None)).missing) == [0]
 
@@ -184,10 +174,8 @@ def test_garbage_in_place_of_a_message_is_refused(setting: Setting) -> None:
             lambda: list(channel.stream_stream(f"/{SERVICE}/Control")(iter([garbage]), timeout=5)),
         ):
             refused(Code.INVALID_ARGUMENT, call)
-        refused(
-            Code.UNIMPLEMENTED,
-            lambda: channel.unary_unary(f"/{SERVICE}/Nothing")(b"", timeout=5),
-        )
+        nothing = channel.unary_unary(f"/{SERVICE}/Nothing")
+        refused(Code.UNIMPLEMENTED, lambda: nothing(b"", timeout=5))
 
 
 # What many calls cost ----------------------------------------------------------------------------
@@ -224,9 +212,8 @@ def test_others_go_on_while_a_join_is_read(
     hello = setting.bench.hello("s1", "another")
     layout = hello.layout_json
     hello.layout_json = " " * (24 << 20)
-    assert "no message" in refused(
-        Code.INVALID_ARGUMENT, lambda: setting.stub.Join(hello, timeout=20)
-    )
+    text = refused(Code.INVALID_ARGUMENT, lambda: setting.stub.Join(hello, timeout=20))
+    assert "no message" in text
     hello.layout_json = " " * (5 << 20)
     answer = setting.stub.Join(hello, timeout=20)
     assert "layout_json of 5242880 characters, 4194304 are taken" in answer.refusal

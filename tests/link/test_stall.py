@@ -67,6 +67,19 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
     release.set()
 
 
+@pytest.fixture
+def failures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[grpc.StatusCode, float]]:
+    """Calls that have failed: why, and when."""
+    found, failed = [], rpc.Patience.failed
+
+    def note(self: rpc.Patience, error: grpc.RpcError) -> None:
+        found.append((error.code(), time.monotonic()))
+        failed(self, error)
+
+    monkeypatch.setattr(rpc.Patience, "failed", note)
+    return found
+
+
 def look_until(condition: Callable[[], object]) -> None:
     """As the watch does every ten seconds, only more often."""
     eventually(lambda: (rpc.look(), condition())[1])
@@ -111,22 +124,16 @@ def test_a_site_that_stops_reading_does_not_hold_the_coordinator_s_sender(
 
 
 def test_a_path_that_swallows_everything_and_breaks_nothing_is_noticed(
-    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, identities: Path, failures: list[tuple[grpc.StatusCode, float]]
 ) -> None:
-    bench, failures, failed = Bench(tmp_path), [], rpc.Patience.failed
-
-    def note(self: rpc.Patience, error: grpc.RpcError) -> None:
-        failures.append(error.code())
-        failed(self, error)
-
-    monkeypatch.setattr(rpc.Patience, "failed", note)
+    bench = Bench(tmp_path)
     with joined_through_proxy(bench, identities) as (link, proxy):
         call(link, bench, "down")()  # the connections stand
         proxy.black_hole()
         result = in_thread(call(link, bench, "down"))
         look_until(lambda: failures)
         proxy.come_back()
-        assert result() and set(failures) == {grpc.StatusCode.CANCELLED}
+        assert result() and {code for code, _ in failures} == {grpc.StatusCode.CANCELLED}
 
 
 @pytest.mark.slow
@@ -149,17 +156,14 @@ def test_a_word_said_while_the_stream_is_broken_arrives_once_it_is_back(
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["up", "down"])
 def test_a_slow_link_is_no_standstill_and_a_slow_encoder_costs_a_question(
-    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    tmp_path: Path,
+    identities: Path,
+    failures: list[tuple[grpc.StatusCode, float]],
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
 ) -> None:
     bench = Bench(tmp_path, num_values=125_000, chunk_bytes=1 << 20)
     monkeypatch.setattr(rpc, "STALL_S", 0.2)  # a chunk takes five times as long
-    failures, failed = [], rpc.Patience.failed
-
-    def note(self: rpc.Patience, error: grpc.RpcError) -> None:
-        failures.append(time.monotonic())
-        failed(self, error)
-
-    monkeypatch.setattr(rpc.Patience, "failed", note)
     monkeypatch.setattr(client, "CHUNK_BYTES", 1 << 20)
     with joined_through_proxy(bench, identities, channels=1) as (link, proxy):
         proxy.slow_down(1, 5e5)
@@ -169,4 +173,4 @@ def test_a_slow_link_is_no_standstill_and_a_slow_encoder_costs_a_question(
             time.sleep(0.2)
             rpc.look()
         result()
-        assert all(when < coded_s + 0.5 for when in failures)
+        assert all(when < coded_s + 0.5 for _, when in failures)

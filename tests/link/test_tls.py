@@ -20,24 +20,12 @@ from tests.planes import Bench, dialling, serving
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> pki.Authority:
-    return pki.federation(tmp_path / "pki", [], ["s1", "s2"])
-
-
-@pytest.fixture
 def folders(authority: pki.Authority) -> Path:
     return authority.directory
 
 
-@pytest.fixture
-def foreign(tmp_path: Path) -> Path:
-    directory = tmp_path / "foreign"
-    pki.federation(directory, [], ["s1"])
-    return directory
-
-
 def test_a_folder_with_the_wrong_files_is_refused_with_the_mend(
-    folders: Path, foreign: Path
+    folders: Path, foreign_identities: Path
 ) -> None:
     for folder, role, says in [
         ("s1", "coordinator", "a site's certificate; give the folder of a coord"),
@@ -48,7 +36,7 @@ def test_a_folder_with_the_wrong_files_is_refused_with_the_mend(
     (folders / "s2" / "identity.key").write_bytes((folders / "s1" / "identity.key").read_bytes())
     with pytest.raises(IdentityError, match="does not belong"):
         Identity.load(folders / "s2")
-    (folders / "s1" / "ca.crt").write_bytes((foreign / "s1" / "ca.crt").read_bytes())
+    (folders / "s1" / "ca.crt").write_bytes((foreign_identities / "s1" / "ca.crt").read_bytes())
     with pytest.raises(IdentityError, match="foreign authority"):
         Identity.load(folders / "s1")
     (folders / "s1" / "identity.key").chmod(0o640)
@@ -82,7 +70,7 @@ def certificate_of(folder: Path) -> x509.Certificate:
 
 
 def test_a_coordinator_s_list_is_read_anew_and_one_that_breaks_keeps_the_revoked_out(
-    authority: pki.Authority, foreign: Path, monkeypatch: pytest.MonkeyPatch
+    authority: pki.Authority, foreign_identities: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = authority.directory / "coordinator"
     admission = Admission(folder)
@@ -94,9 +82,8 @@ def test_a_coordinator_s_list_is_read_anew_and_one_that_breaks_keeps_the_revoked
     assert admission.objection(first) == "is revoked" and not admission.objection(second)
     (folder / "crl.pem").unlink()
     assert admission.objection(first) == "is revoked" and not admission.objection(second)
-    assert "without a revocation list" in admission.objection(certificate_of(foreign / "s1"))
-    monkeypatch.setattr(admission_module, "GONE_S", -1.0)  # its time is over
-    assert isinstance(why := admission.objection(second), Lapse) and "list is gone" in why
+    stranger = certificate_of(foreign_identities / "s1")
+    assert "without a revocation list" in admission.objection(stranger)
     whole = (authority.directory / "ca" / "crl.pem").read_bytes()
     (folder / "crl.pem").write_bytes(whole)
     assert admission.objection(first) == "is revoked" and not admission.objection(second)
@@ -105,10 +92,10 @@ def test_a_coordinator_s_list_is_read_anew_and_one_that_breaks_keeps_the_revoked
 
 
 def test_without_a_list_of_its_own_authority_a_coordinator_serves_nobody(
-    folders: Path, foreign: Path
+    folders: Path, foreign_identities: Path
 ) -> None:
     path = folders / "coordinator" / "crl.pem"
-    path.write_bytes((foreign / "coordinator" / "crl.pem").read_bytes())
+    path.write_bytes((foreign_identities / "coordinator" / "crl.pem").read_bytes())
     with pytest.raises(IdentityError, match="was not signed by"):
         Admission(path.parent)
     path.unlink()
@@ -158,7 +145,7 @@ def company(folder: Path) -> Path:
 
 
 def test_a_company_s_authority_serves_with_certificates_between_it_and_its_root(
-    tmp_path: Path, foreign: Path
+    tmp_path: Path, foreign_identities: Path
 ) -> None:
     folder = company(tmp_path)
     site = Identity.load(folder / "s1")
@@ -171,7 +158,7 @@ def test_a_company_s_authority_serves_with_certificates_between_it_and_its_root(
     openssl("ca", "-config", "ca.conf", "-revoke", "s1.crt", folder=folder)
     openssl(*LIST, folder=folder)
     assert admission.objection(certificate_of(folder / "s1")) == "is revoked"
-    (folder / "s1" / "ca.crt").write_bytes((foreign / "s1" / "ca.crt").read_bytes())
+    (folder / "s1" / "ca.crt").write_bytes((foreign_identities / "s1" / "ca.crt").read_bytes())
     with pytest.raises(IdentityError, match="foreign authority"):
         Identity.load(folder / "s1")
 
@@ -198,11 +185,10 @@ def test_who_is_no_authority_vouches_for_nobody(thief: str, folders: Path) -> No
 
 
 def test_a_list_that_stays_away_is_missed_from_the_first_time_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = pki.federation(tmp_path, ["127.0.0.1"], ["s1"]).directory / "coordinator"
-    admission, certificate = Admission(folder), certificate_of(tmp_path / "s1")
-    (folder / "crl.pem").unlink()
+    admission, certificate = Admission(folders / "coordinator"), certificate_of(folders / "s1")
+    (folders / "coordinator" / "crl.pem").unlink()
     clock = [1000.0]
     monkeypatch.setattr(admission_module.time, "monotonic", lambda: clock[0])
     found = []
@@ -212,17 +198,16 @@ def test_a_list_that_stays_away_is_missed_from_the_first_time_on(
     assert not any(found[:3]) and isinstance(found[3], Lapse) and "list is gone" in found[3]
 
 
-def test_of_two_lists_of_an_authority_either_revokes(tmp_path: Path) -> None:
-    authority = pki.federation(tmp_path, ["127.0.0.1"], ["s1", "s2"])
-    path = tmp_path / "coordinator" / "crl.pem"
+def test_of_two_lists_of_an_authority_either_revokes(authority: pki.Authority) -> None:
+    first, second = (certificate_of(authority.directory / name) for name in ("s1", "s2"))
+    path = authority.directory / "coordinator" / "crl.pem"
     before = path.read_bytes()
     authority.revoke("s1")
     after = path.read_bytes()
     for lists in (before + after, after + before):
         path.write_bytes(lists)
-        admission = Admission(tmp_path / "coordinator")
-        assert admission.objection(certificate_of(tmp_path / "s1")) == "is revoked"
-        assert not admission.objection(certificate_of(tmp_path / "s2"))
+        admission = Admission(path.parent)
+        assert admission.objection(first) == "is revoked" and not admission.objection(second)
 
 
 def test_who_was_revoked_stays_so_though_an_older_list_is_brought_or_a_copy_s(

@@ -18,12 +18,7 @@ from fedwan.errors import FedwanError, LinkLost, PayloadError
 from fedwan.link import client, tcp, transfers
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.framing import Chunk
-from fedwan.link.rpc import (
-    FEW_SITES,
-    MIN_WINDOW_BYTES,
-    WINDOWS_BYTES,
-    window_options,
-)
+from fedwan.link.rpc import FEW_SITES, MIN_WINDOW_BYTES, WINDOWS_BYTES, window_options
 from fedwan.link.tcp import Congestion
 from tests.planes import (
     Bench,
