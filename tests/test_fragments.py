@@ -7,15 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedwan.fragments import (
-    Fragment,
-    due_step,
-    next_due,
-    often,
-    reached_step,
-    rounds_done,
-    strided,
-)
+from fedwan.fragments import Fragment, due_step, next_due, often, reached_step, rounds_done, strided
 from fedwan.state import layout_of, network_of
 from tests.support import spec
 

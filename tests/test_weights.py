@@ -147,14 +147,13 @@ def test_exported_files_hold_each_network_by_the_names_of_its_module(tmp_path: P
 
 def test_the_readmes_code_loads_them_and_what_is_missing_is_listed(tmp_path: Path) -> None:
     folder = exported(tmp_path, *KEPT)
-    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    text = (folder / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     networks = dict(fedwan.load(tmp_path / "run").workload().networks)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         exec(code, networks)
-    assert (
-        "of `fedwan.models.gan`, as workload `gan` builds it" in (folder / "README.md").read_text()
-    )
+    assert "of `fedwan.models.gan`, as workload `gan` builds it" in text
     missing = json.loads((folder / "config.json").read_text())["missing"]
     assert "main.0.bias" in missing["generator"]
     assert "main.0.parametrizations.weight.0._u" in missing["discriminator"]

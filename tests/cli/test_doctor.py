@@ -51,9 +51,7 @@ def test_figures_and_the_same_as_json(
     code, out, _ = fedwan("doctor", "link", address, "--identity", identity, *words)
     lines = out.splitlines()
     assert code == 0
-    assert [line[:13].strip() for line in lines] == [
-        *("link", "round trip", "up", "down", "advice")
-    ]
+    assert [line[:13].strip() for line in lines] == ["link", "round trip", "up", "down", "advice"]
     assert f"s2 to {address}, 4 channels" in lines[0]
     figures = json.loads(path.read_text())
     assert figures["site"] == "s2" and figures["channels"] == 4

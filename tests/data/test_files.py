@@ -23,15 +23,7 @@ from fedwan.data.decode import BadPicture, Resize
 from fedwan.data.files import hold_out, open_files
 from fedwan.errors import ConfigError
 from fedwan.metrics import measure_quality, num_generated
-from tests.data.files import (
-    crop,
-    encoded,
-    open_one,
-    refused,
-    stream_of,
-    write_folder,
-    write_shards,
-)
+from tests.data.files import crop, encoded, open_one, refused, stream_of, write_folder, write_shards
 
 CLASSES = ("cat", "dog")
 NUM = 30
@@ -196,10 +188,7 @@ def lines_of(path: Path) -> list[str]:
         (lambda lines: lines[:2], "do not match, 28 are without the other, the first 0002.png;"),
         (lambda lines: [*lines, '{"file_name": "gone.png", "text": "a"}'], "the first gone.png;"),
         (lambda lines: [*lines, '{"text": "a"}'], "the first without a file_name; give each"),
-        (
-            lambda lines: [*lines[:2], lines[2].replace(",", "")],
-            r"jsonl, line 3, is no JSON",
-        ),
+        (lambda lines: [*lines[:2], lines[2].replace(",", "")], r"jsonl, line 3, is no JSON"),
     ],
 )
 def test_metadata_and_pictures_that_do_not_match_are_refused(
@@ -250,15 +239,9 @@ def test_what_is_held_out_stays_when_others_come() -> None:
     ("others", "text"),
     [
         ({"classes": "cat,fox"}, "dog/.* is of class 'dog', which data.classes does not name"),
-        (
-            {"name": "webdataset"},
-            "it holds no \\*.tar.; data.name=webdataset takes a folder of webd",
-        ),
+        ({"name": "webdataset"}, "holds no \\*.tar.; data.name=webdataset takes a folder of webd"),
         ({"name": "hf"}, "cannot be read .*data.name=hf takes a folder of what save_to_disk"),
-        (
-            {"name": "parquet"},
-            "it holds no \\*.parquet.; data.name=parquet takes a folder of parquet",
-        ),
+        ({"name": "parquet"}, "holds no \\*.parquet.; data.name=parquet takes a folder of parq"),
         ({"path": "/no/such"}, "data.path = '/no/such' is no folder on this machine"),
         ({"path": "", "split": "own"}, "data.path is '' where each site has data of its own"),
         ({"batch": 19}, "data.batch = 19 is more than the 18 samples that a site trains on"),
@@ -310,9 +293,8 @@ def test_too_few_damaged_or_unlabelled_files_or_a_missing_extra_are_refused(
     says = r"row 0 is of class '\[0, 1\]', which data.classes"
     refused(says, lambda: open_one(config(wrong, "hf", classes="2")))
     rows.remove_columns("image").save_to_disk(tmp_path / "none")
-    refused(
-        "holds 0 columns of images .*among label", lambda: open_one(config(tmp_path / "none", "hf"))
-    )
+    none = config(tmp_path / "none", "hf")
+    refused("holds 0 columns of images .*among label", lambda: open_one(none))
     monkeypatch.setitem(sys.modules, "datasets", None)
     refused(r"needs datasets.*pip install 'fedwan\[data\]'", lambda: open_one(config(flat, size=8)))
 

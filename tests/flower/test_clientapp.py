@@ -21,14 +21,7 @@ from fedwan.flower.clientapp import train
 from fedwan.flower.site_file import SiteFile, find_command
 from fedwan.flower.status import Status
 from fedwan.link.base import Ticket
-from fedwan.site.assignment import (
-    MEMORY,
-    VARIABLE,
-    Assignment,
-    Outcome,
-    drop_meeting,
-    read_outcome,
-)
+from fedwan.site.assignment import MEMORY, VARIABLE, Assignment, Outcome, drop_meeting, read_outcome
 from tests.support import no_links
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -65,10 +65,8 @@ def test_keys_are_private_stay_where_they_were_made_and_the_authority_s_is_encry
     (path,) = (authority.directory / "ca").glob("*.key")
     for file, mode in ((site, 0o700), (site / "identity.key", 0o600), (path, 0o600)):
         assert stat.S_IMODE(file.stat().st_mode) == mode
-    assert {file.name for file in (authority.directory / "s1").iterdir()} == {
-        "ca.crt",
-        "identity.crt",
-    }
+    signed = {file.name for file in (authority.directory / "s1").iterdir()}
+    assert signed == {"ca.crt", "identity.crt"}
     before = (site / "identity.key").read_bytes()
     pki.request(site, "s1")
     assert (site / "identity.key").read_bytes() == before
@@ -360,9 +358,8 @@ def test_who_may_not_read_the_authority_is_told_who_may(
     with pytest.raises(IdentityError, match=f"{path} may not be read or written; {says}"):
         Authority.open(authority.directory, PASSPHRASE)
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
-    with pytest.raises(
-        IdentityError, match=f"sudo -u #{path.stat().st_uid}," if not is_ours else says
-    ):
+    says = says if is_ours else f"sudo -u #{path.stat().st_uid},"
+    with pytest.raises(IdentityError, match=says):
         Authority.open(authority.directory, PASSPHRASE)
 
 

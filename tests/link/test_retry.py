@@ -7,14 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fedwan.errors import (
-    DiskFull,
-    FedwanError,
-    IdentityError,
-    LinkLost,
-    PayloadError,
-    SessionLost,
-)
+from fedwan.errors import DiskFull, FedwanError, IdentityError, LinkLost, PayloadError, SessionLost
 from fedwan.link import rpc
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.rpc import LONGEST_WAIT_S, MAX_MESSAGE_BYTES, Patience, code_of

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from fedwan.errors import ConfigError
 from fedwan.metrics.clip_score import clip_score
@@ -25,7 +26,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_it_is_the_mean_cosine_of_each_picture_and_its_own_caption(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transformers = pytest.importorskip("transformers")
     model = transformers.CLIPModel.from_pretrained(folder).eval()
     words = transformers.AutoTokenizer.from_pretrained(folder)
     bytes_ = ((PICTURES + 1) * 127.5).round() / 255

@@ -11,12 +11,7 @@ import torch
 
 from fedwan.data import find_source
 from fedwan.metrics import features as module
-from fedwan.metrics.features import (
-    NUM_FEATURES,
-    Classifier,
-    load_classifier,
-    see_images,
-)
+from fedwan.metrics.features import NUM_FEATURES, Classifier, load_classifier, see_images
 from fedwan.state import hash_state, read_tensors, write_tensors
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
@@ -21,6 +22,8 @@ from fedwan.workloads.base import Batch
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 CPU = torch.device("cpu")
 IMAGES = torch.rand(300, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+SIZES = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+"""Of networks of transformers."""
 
 
 class Means(nn.Module):
@@ -83,9 +86,7 @@ def test_the_distance_is_that_of_its_features_as_they_are(tmp_path: Path) -> Non
 
 
 def test_a_folder_of_transformers_sees_images_at_its_own_size(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    sizes |= {"intermediate_size": 8, "image_size": 16, "patch_size": 8}
+    sizes = SIZES | {"image_size": 16, "patch_size": 8}
     for config in (transformers.ViTConfig(**sizes), transformers.Dinov2Config(**sizes)):
         folder = tmp_path / type(config).__name__
         transformers.AutoModel.from_config(config).save_pretrained(folder)
@@ -115,9 +116,7 @@ def test_a_folder_of_transformers_sees_images_at_its_own_size(tmp_path: Path) ->
 def test_a_folder_of_transformers_sees_images_of_the_size_that_its_preprocessor_makes(
     tmp_path: Path, told: dict[str, Any], expected: tuple[int, int]
 ) -> None:
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    config = transformers.Dinov2Config(**sizes, image_size=24, patch_size=8)
+    config = transformers.Dinov2Config(**SIZES, image_size=24, patch_size=8)
     model = transformers.AutoModel.from_config(config)
     model.save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(told))
@@ -136,11 +135,8 @@ def test_what_is_no_such_network_is_told_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "folder/config.json").write_text("{}")
     script(Wrong(), tmp_path / "wrong.pt")
     script(Large(), tmp_path / "large.pt")
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    sizes |= {"intermediate_size": 8}
-    text = transformers.BertConfig(**sizes, vocab_size=9)
-    pictures = transformers.ViTMAEConfig(**sizes, image_size=32, patch_size=8)
+    text = transformers.BertConfig(**SIZES, vocab_size=9)
+    pictures = transformers.ViTMAEConfig(**SIZES, image_size=32, patch_size=8)
     for config in (text, pictures):
         model = transformers.AutoModel.from_config(config)
         model.save_pretrained(tmp_path / config.model_type)

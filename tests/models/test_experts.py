@@ -7,13 +7,7 @@ import torch
 from torch import nn
 
 from fedwan.errors import ConfigError
-from fedwan.models.experts import (
-    Experts,
-    build_experts,
-    draw_experts,
-    forward_drawn,
-    train_own,
-)
+from fedwan.models.experts import Experts, build_experts, draw_experts, forward_drawn, train_own
 from fedwan.workloads.precision import _blocks
 
 
@@ -50,11 +44,8 @@ def test_experts_begin_alike_and_one_of_them_is_trained_here() -> None:
     assert all(torch.equal(expert.weight, first) for expert in made.experts.values())
     train_own([made], 1, lambda num: torch.tensor([10]))
     made(torch.ones(1, 2)).sum().backward()
-    assert [expert.weight.grad is not None for expert in made.experts.values()] == [
-        False,
-        True,
-        False,
-    ]
+    have_gradients = [expert.weight.grad is not None for expert in made.experts.values()]
+    assert have_gradients == [False, True, False]
 
 
 def test_samples_are_drawn_by_how_many_each_site_has() -> None:

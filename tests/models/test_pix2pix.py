@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from torch import nn
 
 from fedwan.models.pix2pix import PatchDiscriminator, UNetGenerator
-from fedwan.rng import seeded_init
 
 
-def on_meta() -> tuple[UNetGenerator, PatchDiscriminator]:
-    """Both networks at the paper's size, without memory."""
-    with torch.device("meta"):
-        return UNetGenerator(), PatchDiscriminator()
-
-
-def small(dropout: float = 0.5, depth: int = 5) -> UNetGenerator:
-    with seeded_init(0):
-        return UNetGenerator(1, 3, width=4, depth=depth, dropout=dropout)
-
-
-def draws(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def count(network: nn.Module) -> int:
-    return sum(p.numel() for p in network.parameters())
-
-
-def test_by_default_they_are_the_paper_s_networks_weight_for_weight() -> None:
-    generator, discriminator = on_meta()
-    assert (count(generator), count(discriminator)) == (54_413_955, 2_768_705)
-    with torch.device("meta"):
-        others = (UNetGenerator(norm="instance"), PatchDiscriminator(norm="instance"))
-    assert [count(network) for network in others] == [54_413_955, 2_768_705]
+@pytest.mark.parametrize("settings", [{}, {"norm": "instance"}])
+def test_by_default_they_are_the_paper_s_networks_weight_for_weight(
+    settings: dict[str, str],
+) -> None:
+    with torch.device("meta"):  # without memory
+        networks = (UNetGenerator(**settings), PatchDiscriminator(**settings))
+    counts = [sum(p.numel() for p in network.parameters()) for network in networks]
+    assert counts == [54_413_955, 2_768_705]
 
 
 def test_patches_are_judged_each_on_its_own_and_a_logit_sees_70_pixels() -> None:
@@ -48,9 +30,9 @@ def test_patches_are_judged_each_on_its_own_and_a_logit_sees_70_pixels() -> None
 
 
 def test_what_is_dropped_depends_on_the_generator_of_the_draws_alone() -> None:
-    network, x = small(), torch.randn(2, 1, 32, 32)
+    network, x = UNetGenerator(1, 3, width=4, depth=5), torch.randn(2, 1, 32, 32)
     before = torch.random.get_rng_state()
-    first, again, other = (network(x, draws(seed)) for seed in (0, 0, 1))
+    first, again, other = (network(x, torch.Generator().manual_seed(n)) for n in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(torch.random.get_rng_state(), before)

@@ -7,11 +7,7 @@ import torch
 from torch import nn
 
 from fedwan.models.layers import LeakyTanh, clamp_images
-from fedwan.models.velocity import (
-    DiffusionTransformer,
-    VelocitySizes,
-    build_velocity,
-)
+from fedwan.models.velocity import DiffusionTransformer, VelocitySizes, build_velocity
 from fedwan.state import state_of
 
 CLASSES = 10

@@ -55,12 +55,7 @@ def round_row(version: int, site: str, loss: float = 0.7) -> dict[str, Any]:
 
 
 def quality_row(version: int, fd: float) -> dict[str, Any]:
-    figures = {
-        "fd": fd,
-        "fd_floor": 0.4,
-        "num_real": 500,
-        "histogram": [1, 2],
-    }
+    figures = {"fd": fd, "fd_floor": 0.4, "num_real": 500, "histogram": [1, 2]}
     return {"kind": "quality", "version": version, "step": 10 * version, **figures}
 
 

@@ -390,10 +390,8 @@ def test_what_cannot_be_brought_to_the_disk_is_not_read_as_done(
     assert path.read_bytes() == before
     lines.append({"event": "ejected"})
     lines.close()
-    assert [json.loads(line)["before"] for line in path.read_bytes().splitlines()] == [
-        FIRST,
-        json.loads(before)["hash"],
-    ]
+    found = [json.loads(line)["before"] for line in path.read_bytes().splitlines()]
+    assert found == [FIRST, json.loads(before)["hash"]]
 
 
 @pytest.mark.parametrize("tail", [1, 40, 1 << 20])

@@ -49,11 +49,6 @@ def test_the_table_has_a_row_per_site_and_a_column_per_loss(board: Board) -> Non
         assert part in text
 
 
-def test_a_script_that_measures_nothing_is_not_told_so_in_every_line(board: Board) -> None:
-    board.take(record_of({"kind": "quality", "version": 0, "step": 0}, 0.0))
-    assert "evaluate" not in _plain_line(board) + shown(board)
-
-
 def test_a_site_that_a_run_goes_on_without_is_not_waited_for(board: Board) -> None:
     board.take(record_of(round_row(1, "s3"), 0.0))
     board.take(event("listening", None))
@@ -132,6 +127,7 @@ def test_a_script_without_figures_of_its_own_measures_no_quality(board: Board) -
     board.take(event("measuring", "s1"))
     assert board.phase == "measuring quality"  # as far as is known
     board.take(record_of({"kind": "quality", "version": 0, "step": 0, "site": "s1"}, 4.0))
+    assert "evaluate" not in _plain_line(board) + shown(board)
     board.take(event("measuring", "s1"))
     assert board.phase == "asking for samples"
 

@@ -14,14 +14,7 @@ from fedwan.config import LinkConfig
 from fedwan.errors import ConfigError
 from fedwan.fragments import whole
 from fedwan.link.measure import Measurement, Way, read_measurement
-from fedwan.planner.costs import (
-    Costs,
-    global_bytes,
-    load_of,
-    measured_link,
-    modelled_link,
-    speed,
-)
+from fedwan.planner.costs import Costs, global_bytes, load_of, measured_link, modelled_link, speed
 from tests.planner.models import LAYOUT, strategy_of
 
 WHOLE = whole(LAYOUT)[0]

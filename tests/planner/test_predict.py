@@ -102,7 +102,7 @@ def test_the_fewest_bytes_win_among_those_that_compute_enough() -> None:
 
 
 def test_where_nothing_is_enough_the_best_is_named_with_what_limits_it() -> None:
-    asked = question(("h", "codec.up", "codec.down"), h=20, codec=CodecConfig("fp32", "fp32"))
+    asked = question(("h", *CODEC), h=20, codec=CodecConfig("fp32", "fp32"))
     text = why(ranked(asked))
     assert "no setting known to train well has its sites compute 95% of the time" in text
 
@@ -147,16 +147,13 @@ def test_steps_that_make_no_whole_rounds_are_told_with_the_settings() -> None:
 
 @pytest.mark.parametrize(("h", "stars"), [(20, 0), (50, 1)])
 def test_control_variates_have_shown_their_quality_up_to_20_steps(h: int, stars: int) -> None:
-    codec = CodecConfig("int4", "int4")
-    named = ("strategy", "h", "codec.up", "codec.down")
-    asked = question(named, strategy="scaffnew", h=h, codec=codec)
+    asked = question(("strategy", "h", *CODEC), strategy="scaffnew", h=h, codec=INT4)
     (line,) = table_lines(ranked(asked), asked)[1:2]
     assert line.count("*") == stars
 
 
 def test_cost_is_all_sites_bytes_at_the_price() -> None:
-    settled = ("strategy", "h", "codec.up", "codec.down")
-    asked = question(settled, strategy="diloco", h=50, codec=CodecConfig("int4", "int4"))
+    asked = question(("strategy", "h", *CODEC), strategy="diloco", h=50, codec=INT4)
     asked = replace(asked, usd_per_gb=0.05)
     (candidate,) = candidates(asked)
     found = predict(candidate, asked, {})

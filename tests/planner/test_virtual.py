@@ -20,11 +20,7 @@ TINY = layout_of(TinyWorkload({"model": SGD}).networks)
 
 @pytest.mark.parametrize(
     ("name", "h", "stream"),
-    [
-        ("diloco", 4, None),
-        ("streaming_diloco", 4, (2, 2)),
-        ("sync", 1, None),
-    ],
+    [("diloco", 4, None), ("streaming_diloco", 4, (2, 2)), ("sync", 1, None)],
 )
 def test_rounds_and_contributions_are_those_of_the_real_engine(
     name: str, h: int, stream: tuple[int, int] | None, tmp_path: Path

@@ -164,11 +164,7 @@ def nothing(folder: Path) -> None:
         (nothing, {"path": "", "scheduler": "DDPMSchedule"}, "did you mean 'DDPMScheduler'"),
         (nothing, {"path": "", "scheduler": "AmusedScheduler"}, "'AmusedScheduler' with .* none"),
         (shifted, {}, "FlowMatch schedulers whose use_dynamic_shifting is false"),
-        (
-            of_class("UNet2DConditionModel"),
-            {},
-            "makes no images of .*argument: .encoder_hidden_states",
-        ),
+        (of_class("UNet2DConditionModel"), {}, "no images of .*argument: .encoder_hidden_states"),
         (of_class("Tensor"), {}, "'Tensor' is no network of diffusers"),
         (latent, {}, "is of LDMPipeline, whose vqvae shows that it denoises latents"),
         (lambda folder: (folder / "config.json").write_text("{"), {}, "cannot be read"),

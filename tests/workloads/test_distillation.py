@@ -13,8 +13,9 @@ from fedwan.config import Config, DataConfig, NetworkConfig, dump
 from fedwan.errors import ConfigError
 from fedwan.models.velocity import VelocitySizes, build_velocity
 from fedwan.rng import seeded_init
-from fedwan.state import State, add_prefix, state_of, write_tensors
+from fedwan.state import State, state_of
 from fedwan.workloads.distillation import Followed, load_teacher, read_teacher
+from tests.trained_runs import save_checkpoint
 
 
 def followed(half_life: float) -> Followed:
@@ -79,8 +80,7 @@ def folder(path: Path, state: State | None = None, **config: Any) -> Path:
     asked = {"workload": "flow", "data": DataConfig("ring8"), "model": MODEL} | config
     dump(Config(**asked), path / "config.yaml")
     state = state_of({"velocity": network()}) if state is None else state
-    both = add_prefix("ema", state) | add_prefix("global", {n: 0 * v for n, v in state.items()})
-    write_tensors(path / "checkpoint" / "coordinator.safetensors", both, {})
+    save_checkpoint(path, state)
     return path
 
 
@@ -105,10 +105,8 @@ def test_what_is_no_teacher_is_refused_in_one_line(tmp_path: Path) -> None:
     refused(folder(tmp_path / "gan", workload="gan"), r"workload = 'gan'; .*workload=flow")
     site = DataConfig("ring8", labels="site")
     refused(folder(tmp_path / "site", data=site), r"with data.labels=site, .* the folder of one w")
-    own = {"velocity": NetworkConfig(exclude=["read.*"])}
-    refused(
-        folder(tmp_path / "own", network=own), r"network.velocity.exclude.* the folder of one w"
-    )
+    own = folder(tmp_path / "own", network={"velocity": NetworkConfig(exclude=["read.*"])})
+    refused(own, r"network.velocity.exclude.* the folder of one w")
     refused(folder(tmp_path / "small"), r"of shape \(8,\), which .* \(16,\).*copy both", 16)
     empty = folder(tmp_path / "empty", {"velocity/other": torch.zeros(1)})
     refused(empty, r"'other' is of shape .* which the module has not")

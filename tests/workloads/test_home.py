@@ -57,10 +57,7 @@ def test_complex_numbers_are_refused_by_name_where_they_would_travel() -> None:
     workload.networks["other"].turn = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     assert "other/turn" in home(workload)  # nobody steps it
     workload.optimizers["other"].add_param_group({"params": workload.networks["other"].turn})
-    for call in (
-        lambda: home(workload),
-        lambda: Replica(workload.networks, workload.optimizers),
-    ):
+    for call in (lambda: home(workload), lambda: Replica(workload.networks, workload.optimizers)):
         with pytest.raises(UserError, match=r"^tensor 'other/turn' is torch.complex64, which"):
             call()
     Replica(workload.networks, workload.optimizers, exclude={"other": ["turn"]})

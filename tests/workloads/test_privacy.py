@@ -187,6 +187,8 @@ def test_what_cannot_be_promised_is_told(tmp_path: Path) -> None:
         private(tmp_path, 0)
     with pytest.raises(ConfigError, match=r"delta = 0.01 is no promise to 100 samples; .*1e-05"):
         private(tmp_path, 100, delta=0.01)
+    with pytest.raises(ConfigError, match=r"data.batch = 8 is more than this site's 7 samples"):
+        private(tmp_path, 7)
 
 
 @pytest.mark.parametrize(
@@ -304,8 +306,3 @@ def test_a_shard_with_a_sample_less_has_other_noise_and_counts(tmp_path: Path) -
         spent.append(dict(privacy.taken()))
     assert not torch.equal(*made)
     assert spent == [{1: 20}, {2: 20}]
-
-
-def test_a_batch_of_more_than_the_shard_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data.batch = 8 is more than this site's 7 samples"):
-        private(tmp_path, 7)
