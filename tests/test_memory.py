@@ -11,15 +11,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-RSS = """
-import sys
+CODE = """
 from fedwan.memory import Tidier, tune_allocator
 tune_allocator()
 def rss_mb():
     pages = int(open("/proc/self/statm").read().split()[1])
     return pages * 4096 / 2**20
-"""
-HOLES = """
 now = 0.0
 tidier = Tidier(lambda: now)
 before = rss_mb()
@@ -37,13 +34,9 @@ print(held, tidier.tidy(), rss_mb() - before, early, tidier.tidy())
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator")
 
 
-def told(code: str) -> list[str]:
-    """What a process prints."""
-    argv = [sys.executable, "-c", RSS + code]
-    return subprocess.run(argv, capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
-
-
 def test_free_pages_inside_a_heap_are_given_back_now_and_then() -> None:
-    held, did, left, early, again = told(HOLES)
+    argv = [sys.executable, "-c", CODE]
+    told = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    held, did, left, early, again = told.split()
     assert float(held) > 80 and float(left) < 15
     assert (early, did, again) == ("False", "True", "False")

@@ -155,13 +155,10 @@ def test_a_finding_is_told_with_round_site_network_why_and_mend(
     assert (finding["kind"], finding["site"], finding["version"]) == ("range", "s2", 3)
 
 
-def test_killed_empty_and_damaged_runs_are_read_as_far_as_they_go(
+def test_empty_short_and_damaged_runs_are_read_as_far_as_they_go(
     tmp_path: Path, fedwan: Command
 ) -> None:
     folder, path = make_run(tmp_path, BYTES), tmp_path / "metrics.jsonl"
-    path.write_text(path.read_text() + '{"kind": "round", "t"')
-    code, text, _ = fedwan("doctor", folder)
-    assert code == 0 and "from 0 to 255" in text
     path.unlink()
     code, text, _ = fedwan("doctor", folder)
     assert code == 0 and "no round yet" in text and "too early to tell" in text

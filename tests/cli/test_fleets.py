@@ -13,7 +13,6 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 from benchmarks.harness.simulated import run_simulated
 from fedwan.coordinator import control
@@ -68,9 +67,8 @@ def kill(mark: Path) -> None:
 
 
 def test_a_killed_site_ctrl_c_and_a_killed_coordinator_cost_no_bit(tmp_path: Path) -> None:
-    out, threads = tmp_path / "run", torch.get_num_threads()
+    out = tmp_path / "run"
     _, undisturbed = run_simulated(SMALL)
-    torch.set_num_threads(threads)
     process = start("demo", f"out={out}", *SMALL)
     wait_for_version(out, 2)
     kill(out / "sites" / "s2" / "clientapp.json")

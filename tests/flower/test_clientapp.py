@@ -113,7 +113,6 @@ def test_a_ticket_is_answered_with_how_it_ended_and_a_second_signal_cuts_nothing
         assert answer == {"site": "s1", "outcome": outcome, "text": text}
     assert (folder / "answer.json").exists() != is_bug
     status = Status.read(folder / "clientapp.json")
-    assert status is not None
     assert (status.outcome, status.text) == (outcome, text)
     assert status.error == "ValueError" or not is_bug
     log = (folder / "logs" / "clientapp.log").read_text()

@@ -269,8 +269,5 @@ def test_sites_of_one_machine_share_out_its_gpus(
     gpus = coordinator.visible_gpus()
     found = [coordinator.gpus_of(i, num_sites, num_processes, gpus) for i in range(num_sites)]
     assert [",".join(each) for each in found] == shares
-
-
-def test_where_there_is_no_gpu_none_is_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert coordinator.visible_gpus() == []

@@ -126,7 +126,6 @@ def test_what_a_process_holds_and_has_started_ends_with_it(tmp_path: Path) -> No
         stdout=subprocess.PIPE,
         cwd=Path(__file__).resolve().parents[2],
     ) as parent:
-        assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         eventually(lambda: last_line(tmp_path / "log") == "up")
         with pytest.raises(ConfigError, match=r"dir .* is in use by another service"):

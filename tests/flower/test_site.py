@@ -78,7 +78,6 @@ def test_what_a_service_passes_on_is_read_as_it_was(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (GOOD + "gate: x\n", "unknown key 'gate'"),
         (GOOD + "data: images\n", "'images' is a section, not a setting; it holds data.path"),
         (GOOD + "doors: x\n", "did you mean 'door'?"),
         (GOOD.replace("door: coordinator.example.com:7444\n", ""), "has no 'door'; add a line"),

@@ -31,6 +31,7 @@ from tests.planes import (
     eventually,
     header_of,
     in_thread,
+    joined,
     let_lapse,
     payload_of,
     serving,
@@ -65,8 +66,7 @@ def test_a_site_and_its_coordinator_renew_twice_and_no_round_is_lost(
     renew_for("s1", LASTS_S)
     renew_for("coordinator", LASTS_S)
     payload = payload_of(1.0, bench.layout)
-    with serving(bench.hub, folder) as plane, dialling(plane.port, folder / "s1") as link:
-        link.join(bench.hello("s1"))
+    with joined(bench, folder) as link:
         for _ in range(2):
             for name in ("s1", "coordinator"):
                 renew_for(name, LASTS_S)

@@ -72,7 +72,6 @@ def test_figures_are_ready_for_json_and_the_same_in_any_number_of_threads(
     name: str, targets: Tensor
 ) -> None:
     texts = []
-    before = torch.get_num_threads()
     for threads in (1, 2):
         torch.set_num_threads(threads)
         figures = (
@@ -81,7 +80,6 @@ def test_figures_are_ready_for_json_and_the_same_in_any_number_of_threads(
             else measure_quality(name, *real_samples(name, seed=1))
         )
         texts.append(json.dumps(figures))
-    torch.set_num_threads(before)
     assert texts[0] == texts[1]
 
 
@@ -95,17 +93,13 @@ def test_a_network_of_the_users_own_runs_in_as_many_threads_as_torch_has(
         return x.flatten(1)[:, :4]
 
     monkeypatch.setattr("fedwan.metrics.quality.load_network", lambda *_: see)
-    before = torch.get_num_threads()
     torch.set_num_threads(3)
-    try:
-        x = torch.randn(12, 3, 8, 8, generator=GENERATOR)
-        measure_quality("folder", Batch(x, torch.zeros(12)), x.repeat(2, 1, 1, 1)[:18], "net")
-        measure_translation(x, x, "net")
-        held_out, samples = real_samples("digits", seed=1)
-        measure_quality("digits", held_out, samples, "net")
-        assert set(threads) == {3} and torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
+    x = torch.randn(12, 3, 8, 8, generator=GENERATOR)
+    measure_quality("folder", Batch(x, torch.zeros(12)), x.repeat(2, 1, 1, 1)[:18], "net")
+    measure_translation(x, x, "net")
+    held_out, samples = real_samples("digits", seed=1)
+    measure_quality("digits", held_out, samples, "net")
+    assert set(threads) == {3} and torch.get_num_threads() == 3
 
 
 def test_what_held_out_samples_and_features_decide_is_computed_once_for_a_run(

@@ -36,7 +36,6 @@ def test_min_snr_weighs_as_the_paper_has_it(target: str) -> None:
     snr = snr_of(given.timestep)
     least = snr.clamp(max=SNR_MAX)
     paper = {"epsilon": least / snr, "v_prediction": least / (snr + 1), "sample": least}[target]
-    assert given.weight is not None
     torch.testing.assert_close(given.weight.double(), paper, rtol=1e-3, atol=1e-6)
     loss = (given.weight * given.target.square().mean((1, 2, 3))).mean()
     torch.testing.assert_close(given.loss(torch.zeros_like(X)), loss)
@@ -45,7 +44,7 @@ def test_min_snr_weighs_as_the_paper_has_it(target: str) -> None:
 def test_min_snr_of_a_timestep_without_signal_is_finite() -> None:
     given = noised(prediction_type="epsilon", rescale_betas_zero_snr=True)
     last = given.timestep == 999
-    assert given.weight is not None and last.any()
+    assert last.any()
     assert (given.weight[last] == 1).all() and given.weight.isfinite().all()
 
 
