@@ -46,5 +46,5 @@ def test_a_measured_link_takes_the_place_of_a_described_one(
     path.write_text(json.dumps(asdict(FOUND)))
     code, out, _ = fedwan("plan", *MODEL, *SMALL, "h=50", "--link", str(path))
     assert code == 0 and "payloads get 88.5 Mbit/s up and 39.3 down, 100 ms" in out
-    told = mistake(fedwan, "plan", *MODEL, *LINK, "--link", str(path))
+    told = mistake(fedwan, "plan", *MODEL, LINK[0], "--link", str(path))
     assert "link.rate_mbit has no effect: --link tells" in told
