@@ -71,10 +71,9 @@ def test_networks_that_travel_often_are_fragments_of_their_own() -> None:
     assert [f.steps(8) for f in fragments] == [8, 8, 2]
 
 
-def deep(num_layers: int = 12, width: int = 6) -> nn.Module:
-    return nn.Sequential(
-        *(nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width)) for _ in range(num_layers))
-    )
+def deep(num_layers: int = 12) -> nn.Module:
+    layers = (nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)) for _ in range(num_layers))
+    return nn.Sequential(*layers)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 12])

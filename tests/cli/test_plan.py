@@ -7,10 +7,9 @@ from pathlib import Path
 
 from fedwan.app import load_run
 from tests.cli.conftest import Command, mistake
+from tests.cli.test_main import LINK, MODEL
 from tests.planner.test_costs import FOUND, asdict
 
-MODEL = ("params=57182660", "step_s=0.1")
-LINK = ("link.rate_mbit=100", "link.rtt_ms=100")
 SMALL = ("strategy=streaming_diloco", "codec.up=int4", "codec.down=int4")
 
 

@@ -67,8 +67,8 @@ def write_shards(folder: Path, numbers: Iterable[int], classes: tuple[str, ...] 
     return folder
 
 
-def open_one(config: DataConfig, site: int = 0, sites: int = 1, seed: int = 0) -> Shard:
-    return open_shard(config, site, sites, seed)
+def open_one(config: DataConfig, site: int = 0, sites: int = 1) -> Shard:
+    return open_shard(config, site, sites, 0)
 
 
 def stream_of(shard: Shard, batch: int = 7) -> Loader:

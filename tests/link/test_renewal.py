@@ -62,7 +62,6 @@ def test_a_site_and_its_coordinator_renew_twice_and_no_round_is_lost(
 ) -> None:
     """Each certificate is replaced while it is valid, and has expired before the next."""
     folder, bench = authority.directory, Bench(tmp_path)
-    bench.set_model()
     renew_for("s1", LASTS_S)
     renew_for("coordinator", LASTS_S)
     payload = payload_of(1.0, bench.layout)

@@ -45,8 +45,8 @@ FIXED = 3000
 """Headers, receipts, heartbeats and the Join of a short test."""
 
 
-def slack(num_bytes: int, chunk: int = CHUNK) -> int:
-    return FIXED + PER_CHUNK * (num_bytes // chunk + 1)
+def slack(num_bytes: int) -> int:
+    return FIXED + PER_CHUNK * (num_bytes // CHUNK + 1)
 
 
 @pytest.fixture

@@ -285,7 +285,6 @@ def test_adapters_learn_alike_however_a_site_computes(
         assert not torch.equal(half[0], plain[0])
 
 
-@pytest.mark.slow
 def test_what_was_encoded_of_other_settings_or_data_is_encoded_anew(
     pipeline: Path, pictures: Path, tmp_path: Path
 ) -> None:
