@@ -47,8 +47,8 @@ def write_folder(
     return folder
 
 
-def write_shards(folder: Path, numbers: Iterable[int], classes: tuple[str, ...] = ()) -> Path:
-    """Ten samples a shard, with a caption each, and a label if there are classes."""
+def write_shards(folder: Path, numbers: Iterable[int], classes: tuple[str, ...]) -> Path:
+    """Ten samples a shard, with a caption and a label each."""
     folder.mkdir(parents=True, exist_ok=True)
     listed = list(numbers)
     for start in range(0, len(listed), 10):
@@ -56,9 +56,8 @@ def write_shards(folder: Path, numbers: Iterable[int], classes: tuple[str, ...] 
         for number in listed[start : start + 10]:
             files[f"{number:04d}.jpg"] = encoded(number, "jpeg")
             files[f"{number:04d}.txt"] = f"crop {number:04d}".encode()
-            if classes:
-                label = {"label": classes[number % len(classes)], "by": "test"}
-                files[f"{number:04d}.json"] = json.dumps(label).encode()
+            label = {"label": classes[number % len(classes)], "by": "test"}
+            files[f"{number:04d}.json"] = json.dumps(label).encode()
         with tarfile.open(folder / f"shard-{start:04d}.tar", "w") as archive:
             for name, data in files.items():
                 member = tarfile.TarInfo(name)
