@@ -215,8 +215,8 @@ def test_a_stream_whose_state_cannot_be_read_back_is_told_of_at_the_first_checkp
 def test_data_without_enough_samples_are_refused() -> None:
     refused("the data set holds no samples; look at its path", lambda: numbers(0, 8))
     refused("batch_size = 0 is out of range; choose 1 or more", lambda: numbers(8, 0))
-    large = loader(Numbers(), 11)
-    refused("data.batch is 11, more than this site's stream", lambda: next(large))
+    says = "data.batch is 11, more than this site's stream"
+    refused(says, lambda: next(loader(Numbers(), 11)))
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])

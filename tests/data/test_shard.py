@@ -141,8 +141,8 @@ def test_what_the_settings_say_of_data_holds_for_a_data_set_of_one_s_own() -> No
     mirrored = [x[0, 0, 0].item() == 1.0 for x in batch.x]
     assert any(mirrored) and not all(mirrored)
     bare = dataset_of(page([torch.ones(2)] * 9), asked, "s2")
-    batches = bare.loader(4, torch.Generator())
-    refused("data.labels=site is of samples with 'y'", lambda: next(batches))
+    says = "data.labels=site is of samples with 'y'"
+    refused(says, lambda: next(bare.loader(4, torch.Generator())))
     dealt = replace(ASKED, data=DataConfig(batch=4, split="dirichlet:0.1"))
     says = "dataset.. of workload 'text' is called at each"
     refused(says, lambda: dataset_of(page(pairs), dealt, "s1"))
