@@ -26,7 +26,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.harness.federation import PATIENCE_S, RECIPE, Federation, kill
+from benchmarks.harness.federation import PATIENCE_S, RECIPE, Ended, Federation, kill
 from benchmarks.harness.table import Row, select
 from fedwan.coordinator.model import CHECKPOINT
 from fedwan.errors import FedwanError
@@ -56,9 +56,11 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     words = (f"steps={args.steps}", *SMALL)
     undisturbed = Federation(folder / "undisturbed", words)
     undisturbed.start()
-    undisturbed.child.wait(PATIENCE_S)
-    wanted = undisturbed.sha256()
-    undisturbed.close()
+    try:
+        undisturbed.child.wait(PATIENCE_S)
+        wanted = undisturbed.sha256()
+    finally:
+        undisturbed.close()
     while count > 0:
         num_runs += 1
         rng = random.Random(f"{args.seed} {num_runs}")
@@ -92,7 +94,8 @@ def _disturb(
             return
         began = time.monotonic()
         try:
-            KINDS[kind](run, rng)  # which may wait for its moment
+            with suppress(Ended):  # of an earlier fault: it is resumed now
+                KINDS[kind](run, rng)  # which may wait for its moment
             ended = run.reach(min(run.version() + FURTHER, versions))
         except FedwanError as error:
             if run.child.poll() == 0:

@@ -43,6 +43,10 @@ IN_NETWORK = (
 NEW_NETWORK = ("unshare", "-n", "--", "sh", "-c", IN_NETWORK, "sh")
 
 
+class Ended(FedwanError):
+    """A run ended before what was asked of it could be done."""
+
+
 class Federation:
     """Started and resumed as a user would."""
 
@@ -118,16 +122,25 @@ class Federation:
         ]
 
     def find(self, rng: random.Random, text: str, **environ: str) -> psutil.Process:
-        """One process; waits for it, since some are being replaced."""
+        """One process; waits for it, since some are being replaced. `Ended` if the run has."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline and self.child.poll() is None:
             if found := self.processes(text, **environ):
                 return rng.choice(found)
             time.sleep(0.05)
-        raise FedwanError(f"no process {text!r}")
+        if self.child.poll() is None:
+            raise FedwanError(f"no process {text!r}")
+        raise Ended(f"no process {text!r}")
 
     def inside(self, *words: str) -> None:
-        _call("nsenter", "-t", str(self.processes()[0].pid), "-n", *words)
+        """Run a command in its network, which is gone with it: `Ended` then."""
+        for process in self.processes():
+            try:
+                return _call("nsenter", "-t", str(process.pid), "-n", *words)
+            except subprocess.CalledProcessError:
+                if process.is_running():
+                    raise
+        raise Ended(f"no process is left for {' '.join(words)}")
 
     def sha256(self) -> str:
         return str(json.loads((self.out / "summary.json").read_text())["global_sha256"])

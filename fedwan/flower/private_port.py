@@ -80,6 +80,25 @@ class PrivateProtocol(H11Protocol):
                 _log.warning("user %d called port %d, which is user %d's alone", *words)
 
 
+def _retrying(app: Any) -> Any:
+    """An ASGI app of Flower's that answers 503 to a heartbeat that it could not note.
+
+    As on a full disk, or while its database is locked. At a 500 whoever sends a task's heartbeats
+    stops for good, and half a minute later the task is taken for dead.
+    """
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        async def send_on(message: Any) -> None:
+            is_heartbeat = scope.get("path", "").endswith("-heartbeat")
+            if is_heartbeat and message.get("status") == 500:
+                message = {**message, "status": 503}
+            await send(message)
+
+        await app(scope, receive, send_on)
+
+    return answer
+
+
 def command(listener: socket.socket, name: str, *words: str) -> list[str]:
     """Words that start Flower's command `name` on a socket, which its process has to inherit."""
     port = listener.getsockname()[1]
@@ -97,6 +116,7 @@ def run_command(number: str, name: str, *words: str) -> None:
     ) -> None:
         assert sockets is None and not self.config.loaded
         self.config.http = PrivateProtocol
+        self.config.app = _retrying(self.config.app)
         await serve(self, [listener])
 
     uvicorn.Server.serve = serve_listener  # type: ignore[method-assign]
