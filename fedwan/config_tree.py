@@ -72,7 +72,9 @@ def read_yaml(path: Path) -> Tree:
         loaded = OmegaConf.load(path)
     except (OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, RecursionError) as error:
         text = " ".join(str(error).split())
-        raise ConfigError(f"config file {str(path)!r} cannot be read: {text}") from None
+        raise ConfigError(
+            f"config file {str(path)!r} cannot be read: {text}; mend it, or restore it from a copy"
+        ) from None
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"config file {str(path)!r} holds no key: value lines; see README.md")
     return typing.cast(Tree, OmegaConf.to_container(loaded, resolve=False))
@@ -87,7 +89,6 @@ def overlay(base: Section, *trees: Mapping[str, Any]) -> Section:
         is_list = typing.get_origin(kind_at(schema, key)) is list
         try:
             merged.merge_with(nested(path, [value] if is_one and is_list else value))
-
         except OmegaConfBaseException as error:
             faults.append(_fault(key, value, schema, error))
     if faults:
@@ -248,6 +249,8 @@ SHARE = _in_range(lambda value: 0 <= value < 1, "0 or more and less than 1")
 def NAMED(value: str | list[str]) -> str:
     """Text, or a list of it, that says something."""
     names = value if isinstance(value, list) else [value]
+    if not all(isinstance(name, str) for name in names):
+        return "is no list of names; write it like '[one,two]'"
     if not all(name.isprintable() for name in names):
         return "has a line break, or another character that is not printed; leave it out"
     return "" if all(name.strip() for name in names) else "says nothing; give a name"

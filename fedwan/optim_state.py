@@ -160,7 +160,12 @@ class NamedOptimizers:
     def load_groups(self, groups: Mapping[str, list[dict[str, Any]]]) -> None:
         """Put back what `groups` gave; moments were loaded before."""
         for key, (*saved, numbers) in groups.items():
-            optimizer = self.optimizers[key]
+            optimizer = self.optimizers.get(key)
+            if optimizer is None:
+                raise CheckpointError(
+                    f"the checkpoint has optimizers[{key!r}], and the script gives "
+                    f"{', '.join(map(repr, self.optimizers))}; name them as before"
+                )
             if len(saved) != len(optimizer.param_groups):
                 raise CheckpointError(
                     f"optimizers[{key!r}] had {len(saved)} groups of parameters in the checkpoint "

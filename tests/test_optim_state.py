@@ -134,6 +134,8 @@ def test_a_rate_that_the_script_has_lowered_is_told_where_the_saved_one_holds(
         assert not caplog.messages, "a scheduler goes on by itself"
         named(0.05, 0).load_groups(saved)
     assert caplog.messages[0].endswith("0.1, as saved; the script has 0.05")
+    with pytest.raises(CheckpointError, match="has optimizers\\['adam'\\], .* gives 'o'; name"):
+        named(0.1, 0).load_groups({"adam": saved["o"]})
 
 
 @pytest.mark.parametrize(

@@ -325,7 +325,12 @@ class World:
         hub = self.coordinator.hub
         if isinstance(outcome, str):
             self._ended[name] = outcome
-        elif type(outcome) is RunStopped and hub is not None and hub.is_complete:
+        elif (
+            type(outcome) is RunStopped
+            and hub is not None
+            and hub.is_complete
+            and hub.registry.sites[name].standing != "ejected"  # who may hear of the end first
+        ):
             self.violated(f"{name}: {outcome}, though the run is complete")
         elif not isinstance(outcome, ENDS) and member.run_id == self.run_id:
             self.violated(f"{name}: {type(outcome).__name__}: {outcome}")

@@ -114,7 +114,10 @@ def sample(
     weights = "moving average" if trained.is_ema else "last weights"
     title = f"{config.workload} on {config.data.name} · {config.strategy} · {weights} · seed {seed}"
     out.parent.mkdir(parents=True, exist_ok=True)
-    draw_samples(out, samples.float(), None, title, config.model.get("prompts", ()))
+    try:
+        draw_samples(out, samples.float(), None, title, config.model.get("prompts", ()))
+    except ValueError as error:
+        raise UserError(f"{error}; fedwan.load(RUN).workload().sample() gives them") from None
     typer.echo(out)
 
 

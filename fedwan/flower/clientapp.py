@@ -44,11 +44,11 @@ _log = logging.getLogger(__name__)
 def answer_ticket(message: Message) -> Message:
     """Take part in the run that a ticket is for, and answer how it ended."""
     site = given_site()
-    ticket = Ticket.from_dict(message.content.config_records.get(RECORD, ConfigRecord()))
     error: FedwanError | None = None
     try:
         with reported(*clientapp_files(Path(site.dir))) as tell:
-            train(ticket, site, tell)
+            fields = message.content.config_records.get(RECORD, ConfigRecord())
+            train(Ticket.from_dict(fields), site, tell)
     except FedwanError as caught:
         error = caught
     ended = Status.of().ended(error)

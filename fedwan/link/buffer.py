@@ -27,11 +27,14 @@ _DROPPED = "the payload was dropped while it was read; send it again"
 
 
 class Buffer:
-    """A payload in one block of memory."""
+    """A payload in one block of memory; a `PayloadError` where there is none of that size."""
 
     def __init__(self, num_bytes: int) -> None:
-        # numpy asks for huge pages, which makes the first write three times faster.
-        self._data = memoryview(np.zeros(num_bytes, np.uint8).data)
+        try:
+            # numpy asks for huge pages, which makes the first write three times faster.
+            self._data = memoryview(np.zeros(num_bytes, np.uint8).data)
+        except (MemoryError, ValueError):
+            raise PayloadError(f"there is no memory for a payload of {num_bytes} bytes") from None
         self.num_bytes = num_bytes
 
     def write(self, offset: int, data: Bytes) -> None:

@@ -212,7 +212,7 @@ def verify(out: Path, ca: Path | None = None) -> dict[str, Any]:
 
 def _checkpoint(out: Path) -> tuple[list[int], list[str]] | None:
     """Versions of the fragments in the checkpoint, and the hashes of their weights."""
-    from fedwan.coordinator.model import CHECKPOINT
+    from fedwan.coordinator.model import CHECKPOINT, another_version
     from fedwan.state import check_tensors, hash_state, read_tensors, select_prefix
 
     path = out / "checkpoint" / CHECKPOINT
@@ -221,11 +221,13 @@ def _checkpoint(out: Path) -> tuple[list[int], list[str]] | None:
     try:
         check_tensors(path)  # the moving average and the outer state, too
         tensors, meta = read_tensors(path, "global:")
+        weights = select_prefix("global", tensors)
+        parts = [{name: weights[name] for name in names} for names in meta["fragments"]]
+        return meta["versions"], [hash_state(part) for part in parts]
+    except KeyError as error:
+        raise FedwanError(str(another_version(path.parent, error))) from None
     except CheckpointError as error:
         raise FedwanError(str(error)) from None
-    weights = select_prefix("global", tensors)
-    parts = [{name: weights[name] for name in names} for names in meta["fragments"]]
-    return meta["versions"], [hash_state(part) for part in parts]
 
 
 class _History:

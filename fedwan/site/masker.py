@@ -61,6 +61,8 @@ class Masker:
         if not path.exists():
             replace_bytes(path, secrets.token_bytes(64), 0o600)
         content = path.read_bytes()
+        if len(content) != 64:
+            raise _damaged(path)
         self._key = X25519PrivateKey.from_private_bytes(content[:32])
         self._signer = Ed25519PrivateKey.from_private_bytes(content[32:64])
         self._secrets: list[bytes] = []
@@ -101,7 +103,10 @@ class Masker:
             raise UserError(f"masks hide nothing between {len(roster)} sites; take {LEAST_SITES}")
         # Certificates may expire, and authorities be followed by others, while a run lasts.
         path = self._folder / "masks.roster"
-        met = json.loads(path.read_text()) if path.exists() else {}
+        try:
+            met = json.loads(path.read_text()) if path.exists() else {}
+        except ValueError:
+            raise _damaged(path) from None
         found = []
         for card in roster:
             keys = keys_statement(self._run_id, card)
@@ -211,6 +216,13 @@ class Masker:
         context = json.dumps(["fedwan", self._run_id, epoch, what, fragment, version])
         kdf = HKDF(hashes.SHA256(), SEED_BYTES, None, context.encode())
         return kdf.derive(self._secrets[place])
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(
+        f"{path} is damaged: restore it from a copy, or have this site drained; what it sends "
+        "under other keys could not be summed"
+    )
 
 
 class _Given:

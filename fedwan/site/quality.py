@@ -169,6 +169,7 @@ def _fitting(shown: State) -> State:
 
     Pictures, in [-1, 1], become bytes as `draw_samples` shows them; others are fp16 if it helps.
     """
+    shown = {name: value for name, value in shown.items() if len(value)}
     most = max((value[:1].numel() for value in shown.values()), default=0)
     num = min((_num_shown(most), *map(len, shown.values())))
     if shown and not num:

@@ -163,10 +163,10 @@ def _scheduler(library: Any, found: dict[str, Any], default: str) -> Any:
     kind: Any = getattr(library, name, None)
     if not (inspect.isclass(kind) and issubclass(kind, library.SchedulerMixin)):
         names = [n for n in dir(library) if n.endswith("Scheduler")]
-        raise ConfigError(
-            f"scheduler {name!r} is none of diffusers'; set model.scheduler=DDPMScheduler"
-            f"{nearest(name, names)}"
-        )
+        is_of_folder = "_class_name" in found or not default
+        mend = "put the right _class_name into the folder's scheduler_config.json"
+        mend = mend if is_of_folder else "set model.scheduler=DDPMScheduler"
+        raise ConfigError(f"scheduler {name!r} is none of diffusers'; {mend}{nearest(name, names)}")
     is_flow, target = name.startswith("FlowMatch"), found.get("prediction_type", "epsilon")
     has_betas = "beta_schedule" in inspect.signature(kind.__init__).parameters
     is_known = not found.get("use_dynamic_shifting") if is_flow else has_betas and target in TARGETS

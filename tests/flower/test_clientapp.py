@@ -60,7 +60,10 @@ def answer():
     settings.write(folder / "site.yaml")
     os.environ["FEDWAN_SITE"] = str(folder / "site.yaml")
     clientapp.train = run
-    content = RecordDict({"fedwan": ConfigRecord(vars(Ticket("127.0.0.1:1", "0" * 32, "{}", "a")))})
+    fields = vars(Ticket("127.0.0.1:1", "0" * 32, "{}", "a"))
+    if what == "other":
+        del fields["start"]
+    content = RecordDict({"fedwan": ConfigRecord(fields)})
     answer = clientapp.answer_ticket(Message(content, 1, "train.ticket"))
     record = dict(answer.content.config_records["fedwan"])
     (folder / "answer.json").write_text(json.dumps(record))
@@ -84,7 +87,7 @@ for what in sys.argv[2:]:
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of all cases; Flower takes two seconds to import, so one process forks them."""
     folder = tmp_path_factory.mktemp("answers")
-    words = ("finish", "refuse", "signals", "bug")
+    words = ("finish", "refuse", "signals", "bug", "other")
     subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SITE, str(folder), *words],
         cwd=REPOSITORY,
@@ -119,6 +122,13 @@ def test_a_ticket_is_answered_with_how_it_ended_and_a_second_signal_cuts_nothing
     assert "a word of the training's" in log and "a word of a library's" in log
     assert ("Traceback" in log) == is_bug
     assert (folder / "cleaned-up").exists() == (what == "signals")
+
+
+def test_a_ticket_of_another_version_is_answered_and_told_in_the_site_s_log(answers: Path) -> None:
+    answer = json.loads((answers / "other" / "answer.json").read_text())
+    said = "ticket field 'start' is None, not a non-empty string; run the same fedwan version"
+    assert said in answer["text"]
+    assert said in (answers / "other" / "logs" / "clientapp.log").read_text()
 
 
 PREFACE = """

@@ -65,6 +65,12 @@ def test_a_file_buffer_leaves_neither_a_name_nor_a_descriptor(tmp_path: Path) ->
     assert num_descriptors() == before
 
 
+@pytest.mark.parametrize("num_bytes", [1 << 62, (1 << 64) - 1])
+def test_a_payload_that_no_memory_holds_is_refused(num_bytes: int) -> None:
+    with pytest.raises(PayloadError, match=f"no memory for a payload of {num_bytes} bytes"):
+        Buffer(num_bytes)
+
+
 def test_closing_under_running_writers_reaches_no_other_file(tmp_path: Path) -> None:
     """A descriptor that is closed too early is soon another file's: nothing may come there."""
     canary, stop = tmp_path / "canary", threading.Event()

@@ -1020,6 +1020,8 @@ def test_of_large_samples_as_many_are_shown_as_a_message_has_room_for(
     shown = quality._fitting({"generated": made, "real": made})
     found = [(*value.shape, value.dtype) for value in shown.values()]
     assert found == [(num, *shape, dtype)] * (2 if num else 0)
+    none = {"generated": made, "real": made[:0]}  # held back nothing
+    assert [*quality._fitting(none)] == ["generated"] * bool(num)
 
 
 def test_a_script_that_measures_nothing_fetches_nothing_for_it(

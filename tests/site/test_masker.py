@@ -232,6 +232,15 @@ def test_a_record_of_what_was_given_bears_a_torn_line(folder: Path, tmp_path: Pa
             others.maskers["s1"].answer(others.question("s1", 0, bundles))
 
 
+@pytest.mark.parametrize("name", ["masks.key", "masks.roster"])
+def test_a_damaged_file_of_keys_is_named(name: str, folder: Path, tmp_path: Path) -> None:
+    Sites(folder, tmp_path)
+    path = tmp_path / "s2" / name
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(UserError, match=f"s2/{name} is damaged: restore it"):
+        Sites(folder, tmp_path)
+
+
 def test_who_gives_false_shares_is_found_out(sites: Sites) -> None:
     merger, bundles, total = sites.send(0, NAMES)
     asked = Unmasking(NAMES, 3, 0, 0, BASIS, bundles)
