@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from fedwan.errors import UserError
 from fedwan.site.checkpoint import Stateful, load_random_state, random_state
 from fedwan.site.joining import as_member, end_in_a_line, given_membership, join
-from fedwan.site.site import Site
+from fedwan.site.site import Membership, Site
 from fedwan.workloads.base import NetworkKind
 
 _log = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         self._state = dict(state or {})
         self._networks = networks
         self._options: dict[str, Any] = {"kinds": kinds, "evaluate": evaluate, "sample": sample}
+        self._member: Membership | None = None
         self._site: Site | None = None
         self._steps: Iterator[int] = iter(())
         self._hooks = ExitStack()
@@ -102,7 +103,8 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuse what would train before the run is joined."""
         known = _lightning().callbacks
-        if stage != "fit" or given_membership() is None:
+        self._member = given_membership() if stage == "fit" else None
+        if self._member is None:
             return
         for each in trainer.callbacks:
             if isinstance(each, known.LearningRateFinder | known.BatchSizeFinder):
@@ -118,7 +120,7 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Join, and go on from where this site stands."""
-        member = given_membership()
+        member = self._member
         if member is None:
             return
         if trainer.ckpt_path:

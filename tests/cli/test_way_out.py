@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import SafetensorError
 
 from fedwan.config import load as load_config
@@ -88,6 +89,9 @@ def test_samples_are_made_on_a_gpu_where_there_is_one(
     assert asked == ["auto"]
     told = mistake(fedwan, "sample", str(tmp_path / "run"), "--prompt=a cat")
     assert "samples of workload 'gan' are made of none" in told
+    monkeypatch.setattr("sites.gan.Gan.sample", lambda self, num, seed: torch.zeros(num, 3))
+    told = mistake(fedwan, "sample", str(tmp_path / "run"), "--num=4")
+    assert "samples of shape (4, 3) are neither images nor points; fedwan.load(RUN)" in told
 
 
 def test_export_writes_a_folder_and_says_where(tmp_path: Path, fedwan: Command) -> None:

@@ -174,6 +174,9 @@ def test_a_checkpoint_of_other_weights_is_found_with_its_versions_line(run: Path
     last = len(kinds(run)) - kinds(run)[::-1].index("version")
     with pytest.raises(FedwanError, match=f"checkpoint stands at version 5 .*; line {last} tells"):
         verify(run)
+    write_tensors(path, tensors, {"versions": meta["versions"]})
+    with pytest.raises(FedwanError, match="is of another version of fedwan .'fragments'"):
+        verify(run)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(FedwanError, match="cannot be read"):
         verify(run)

@@ -48,6 +48,21 @@ def test_min_snr_of_a_timestep_without_signal_is_finite() -> None:
     assert (given.weight[last] == 1).all() and given.weight.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("found", "default", "mend"),
+    [
+        ({}, "", "put the right _class_name into the folder's scheduler_config.json"),
+        ({"_class_name": "DDPMSchedule"}, "DDPMScheduler", "_class_name .*'DDPMScheduler'"),
+        ({}, "DDPMSchedule", "set model.scheduler=DDPMScheduler; did you mean 'DDPMScheduler'"),
+    ],
+)
+def test_a_scheduler_that_nobody_knows_is_told_with_where_it_is_named(
+    found: dict[str, Any], default: str, mend: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"is none of diffusers'; .*{mend}"):
+        Denoising(found, default)
+
+
 def test_a_flow_has_no_weights() -> None:
     flow = {"_class_name": "FlowMatchEulerDiscreteScheduler"}
     assert noised(min_snr=0, **flow).weight is None
