@@ -94,12 +94,14 @@ def _disturb(
             return
         began = time.monotonic()
         try:
-            with suppress(Ended):  # of an earlier fault: it is resumed now
-                KINDS[kind](run, rng)  # which may wait for its moment
+            KINDS[kind](run, rng)  # which may wait for its moment
             ended = run.reach(min(run.version() + FURTHER, versions))
-        except FedwanError as error:
+        except Ended:
             if run.child.poll() == 0:
                 return  # it was done before there was anything to disturb
+            run.reach(run.version() + 1)  # an earlier fault ended it: this one is not counted
+            continue
+        except FedwanError as error:
             ended, problem = "never", str(error)
         row = {"fault": kind, "version": version, "seconds": round(time.monotonic() - began, 2)}
         yield row | {"ended": ended or "no", "problem": problem}

@@ -85,6 +85,9 @@ def overlay(base: Section, *trees: Mapping[str, Any]) -> Section:
     schema, merged, faults = type(base), OmegaConf.structured(base), []
     for path, value in [leaf for tree in trees for leaf in _leaves(tree, schema, [])]:
         key = ".".join(map(str, path))
+        if value == "???":  # which OmegaConf takes for no value
+            faults.append(f"{key} = '???' says nothing; give a value, or leave it out")
+            continue
         is_one = isinstance(value, str) and "," not in value
         is_list = typing.get_origin(kind_at(schema, key)) is list
         try:
@@ -121,6 +124,8 @@ def _fault(key: str, value: Any, schema: type, error: OmegaConfBaseException) ->
         return f"unknown key {key!r} (= {value!r}); {_meant(key, schema)}"
     kind = kind_at(schema, key)
     if not _is_group(kind):
+        if isinstance(value, Mapping):
+            return f"{key} is one value, and has no {', '.join(map(str, value))}; write {key}=VALUE"
         if typing.get_origin(kind) is list:
             return f"""{key} = {value!r} is no list; write it like '["one","two, with a comma"]'"""
         kinds = typing.get_args(kind) or (kind,)

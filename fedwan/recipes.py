@@ -371,4 +371,5 @@ def barrier_policy(config: Config, *, has_deadline: bool = True) -> RoundPolicy:
 def on_arrival(config: Config, warmup: int, discount: float = 0.0) -> RoundPolicy:
     """Every contribution is a round of its own, after `warmup` rounds of all sites."""
     policy = barrier_policy(config, has_deadline=False)
-    return policy._replace(discount=discount, arrivals_from=warmup)
+    quorum = config.round.quorum
+    return policy._replace(quorum=quorum, discount=discount, arrivals_from=warmup)

@@ -79,6 +79,8 @@ def test_words_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> 
         ("inner.g.lr=0", "inner.g.lr = 0.0 is out of range; choose more than 0"),
         ("log.wandb=onlin", "did you mean 'online'?"),
         ("out=", "out = '' says nothing"),
+        ("h=???", "h = '???' says nothing; give a value"),
+        ("codec.up.x=1", "codec.up is one value, and has no x; write codec.up=VALUE"),
         ("network.g.exclude=[[1]]", "exclude = [[1]] is no list of names; write it like"),
         ("out=a\nb", r"out = 'a\nb' has a line break"),
         ("sites=[a,a]", "holds 'a' twice"),

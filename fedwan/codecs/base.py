@@ -48,7 +48,7 @@ class Coded(ABC):
     """One tensor of a payload, still coded; good until the next one is taken.
 
     All ways to read it give the same bits. Targets have the tensor's shape and may be on any
-    device; no decoded copy crosses to it. What the record claims (indices, scales) was checked
+    device; only coded bytes cross to it. What the record claims (indices, scales) was checked
     when this was made, so that nothing is half added when a payload lies.
     """
 

@@ -237,12 +237,16 @@ def _values(code: Tensor, magnitudes: Tensor) -> Tensor:
 class _SparseCoded(Coded):
     def __init__(self, data: Bytes, spec: TensorSpec) -> None:
         super().__init__(spec.shape)
-        record = tensor_from_bytes(data, torch.uint8, (len(data),))
-        _RECORD.check(record, spec.num_values)
-        self._index, self._sent = _entries(record, spec.num_values)
+        self._num_values = spec.num_values
+        self._record = tensor_from_bytes(data, torch.uint8, (len(data),))
+        _RECORD.check(self._record, spec.num_values)
+        self._index, self._sent = _entries(self._record, spec.num_values)
 
     def pieces(self, device: torch.device | None = None) -> Iterator[tuple[Tensor, Tensor, None]]:
-        yield self._index.to(device), self._sent.to(device), None
+        if device is None or device == self._record.device:
+            yield self._index, self._sent, None
+        else:  # the record alone crosses
+            yield *_entries(self._record.to(device), self._num_values), None
 
     def pick(self, index: Tensor) -> Tensor:
         picked = index.new_zeros(len(index), dtype=torch.float32)

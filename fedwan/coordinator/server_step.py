@@ -81,8 +81,12 @@ class _Outer(ServerStep):
         """By tensor, its part of the state, whose names end in its own."""
         for network, transform in transforms.items():
             for name in self._parameters[network]:
-                part = transform.init({name: model[name]}).items()
-                self._state[name] = {own: value for own, value in part if own.endswith(name)}
+                self._state[name] = part = transform.init({name: model[name]})
+                if odd := [own for own in part if not own.endswith(name)]:
+                    raise UserError(
+                        f"the outer step of {network} makes state {odd[0]!r}, which is of no "
+                        f"tensor; end its name in the tensor's, as in 'momentum:{name}'"
+                    )
 
     def _step(self, merged: State, times: int, run_step: int) -> State:
         out: State = {}

@@ -34,7 +34,10 @@ class Buffer:
             # numpy asks for huge pages, which makes the first write three times faster.
             self._data = memoryview(np.zeros(num_bytes, np.uint8).data)
         except (MemoryError, ValueError):
-            raise PayloadError(f"there is no memory for a payload of {num_bytes} bytes") from None
+            raise PayloadError(
+                f"there is no memory for a payload of {num_bytes} bytes; run the same fedwan "
+                "version everywhere, and on a machine that holds the networks"
+            ) from None
         self.num_bytes = num_bytes
 
     def write(self, offset: int, data: Bytes) -> None:

@@ -217,7 +217,12 @@ class SiteCheckpoints:
                     "many, or move the folder away"
                 )
             for version, meta in found.items():
-                if (site := meta.get("site")) != self._site:
+                if "site" not in meta:
+                    raise UserError(
+                        f"checkpoint {path} is of an earlier version of fedwan; end the run with "
+                        "that, or move the folder away"
+                    )
+                if (site := meta["site"]) != self._site:
                     raise UserError(
                         f"checkpoint {self._path(version, kind)} is of site {site!r}, and this is "
                         f"{self._site!r}; put its own back, or move the folder away"

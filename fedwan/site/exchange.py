@@ -259,6 +259,7 @@ class Exchange:
             if flight.is_taken:
                 self._residuals.settle(flight.fragment, flight.version, flight.paid)
             flight.is_taken, flight.is_late, flight.update = False, False, None
+            flight.owed = {}  # it is found once more
         self._travel(flights, step)
 
     @property

@@ -110,6 +110,9 @@ def test_an_outer_step_that_breaks_the_weights_is_refused_before_it_moves_them(
     with pytest.raises(UserError, match=says):
         step_outer(broken)(model, LAYOUT).propose(random_state(1, LAYOUT))
     assert same_bits(model, before)
+    shared = outer.Transform(lambda params: {"count": torch.zeros(())}, lambda d, state: (d, state))
+    with pytest.raises(UserError, match="makes state 'count', which is of no tensor; end its name"):
+        step_outer(shared)(model, LAYOUT)
 
 
 def test_a_parameter_server_holds_gradients_once_and_moves_nothing_before_it_commits() -> None:
