@@ -224,12 +224,13 @@ def carry(bench: Bench, link: GrpcLink, way: str, payload: Payload) -> bytes:
 
 
 class Wires(ExitStack):
-    """Real links to a simulated run's coordinator."""
+    """Real links to a simulated run's coordinator, one of them through a proxy."""
 
-    def __init__(self, identities: Path) -> None:
+    def __init__(self, identities: Path, proxied: str = "") -> None:
         super().__init__()
         self.enter_context(mock.patch.object(client, "CHUNK_BYTES", 1 << 10))
-        self._identities = identities
+        self.proxy: FlakyProxy | None = None
+        self._identities, self._proxied = identities, proxied
         self._lock, self._port = threading.Lock(), 0
 
     def wrap(self, name: str, link: Link) -> Link:
@@ -237,7 +238,10 @@ class Wires(ExitStack):
             if not self._port:
                 plane = self.enter_context(serving(hub_of(link), self._identities, num_sites=3))
                 self._port = plane.port
-            found = dialling(self._port, self._identities / name)
+                if self._proxied:
+                    self.proxy = self.enter_context(flaky_proxy(self._port))
+            port = self.proxy.port if self.proxy and name == self._proxied else self._port
+            found = dialling(port, self._identities / name)
             wired: Any = self.enter_context(found)
             wired._hub, wired._site = hub_of(link), name  # for links that rewrite what passes
             return wired  # type: ignore[no-any-return]

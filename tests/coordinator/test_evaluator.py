@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import safetensors.torch
 import torch
 from torch import Tensor
 
 from fedwan.config import Config, EvalConfig
-from fedwan.coordinator.evaluator import Evaluated, find, seen_through
+from fedwan.coordinator.evaluator import Evaluated, Evaluator, find, seen_through
 from fedwan.metrics.distances import compare, merge_comparisons, pack_comparisons
 from fedwan.protocol.evaluation import Evaluation
 from fedwan.protocol.limits import Report
@@ -77,6 +79,14 @@ def test_without_moments_the_mean_is_taken_and_said_to_be_one(samples: bytes | N
     (finding,) = findings(evaluation, ["s1", "s2"])
     assert finding.figures == {"fd": 2.0, "fd_floor": 0.5}
     assert "fd is the mean over sites" in finding.complaint
+
+
+def test_who_measures_what_is_told_with_the_step() -> None:
+    hub = Mock()
+    evaluator = Evaluator(Config(), hub, Mock(), Mock(), Mock())
+    evaluator.note(10, 200)
+    evaluator.begin("s1", 10)
+    hub.event.assert_called_once_with("measuring", "s1", "s1 measures version 10 (step 200)")
 
 
 IMAGES = {"fd": 1.0, "num_real": 9}

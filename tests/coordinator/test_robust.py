@@ -19,10 +19,18 @@ import torch
 from flwr.server.strategy import aggregate as flower
 from torch import Tensor
 
-from fedwan.codecs import Plain, plain
+from fedwan.codecs import Codec, Plain, Reading, fp32, int4, plain
 from fedwan.coordinator.robust import RobustMerger, Rule, krum_choice
+from fedwan.link.buffer import FileBuffer
 from fedwan.state import Layout, Role, State
-from tests.support import RewritingLink, run_tiny, same_bits, spec, tiny_config
+from tests.support import (
+    RewritingLink,
+    read_all,
+    run_tiny,
+    same_bits,
+    spec,
+    tiny_config,
+)
 
 LAYOUT: Layout = {
     "d/weight": spec((5,)),
@@ -172,6 +180,22 @@ def test_fewer_than_the_rule_needs_are_merged_as_their_number_bears(rule: Rule) 
     states = [contribution(seed) for seed in range(2)]
     expected = (states[0]["g/weight"] + states[1]["g/weight"]) / 2
     torch.testing.assert_close(merge(states, rule, bad=3)["g/weight"], expected)
+
+
+@every_rule
+@pytest.mark.parametrize("codec", [fp32(), int4()], ids=lambda codec: codec.name)
+def test_coded_contributions_in_files_merge_as_decoded_ones(
+    rule: Rule, codec: Codec, tmp_path: Path
+) -> None:
+    decoded, coded = RobustMerger(LAYOUT, rule, 1), RobustMerger(LAYOUT, rule, 1)
+    for seed in range(5):
+        payload, _ = codec.encode(contribution(seed), {}, LAYOUT)
+        file = FileBuffer(payload.num_bytes, tmp_path)
+        file.write(0, read_all(payload))
+        decoded.add(plain(codec.decode(payload, LAYOUT)).items())
+        coded.add(Reading(codec, file, LAYOUT))
+    merged = coded.take()
+    assert same_bits(merged, decoded.take()) and list(merged) == list(LAYOUT)
 
 
 @every_rule

@@ -19,7 +19,15 @@ from fedwan.coordinator.snapshots import MOST
 from fedwan.errors import PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
-from tests.planes import RUN, Bench, header_of, in_thread, payload_of, read_all
+from fedwan.state import hash_hashes
+from tests.planes import (
+    RUN,
+    Bench,
+    header_of,
+    in_thread,
+    payload_of,
+    read_all,
+)
 
 CHUNK = 1 << 10
 
@@ -27,6 +35,7 @@ CHUNK = 1 << 10
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     bench = Bench(tmp_path)
+    bench.set_model()
     for site in ("s1", "s2"):
         bench.hub.join(site, bench.hello(site))
     return bench
@@ -54,12 +63,24 @@ def upload(bench: Bench, header: wire.UploadHeader, payload: Payload) -> wire.Re
 # Join ------------------------------------------------------------------------------------------
 
 
-def test_a_site_of_another_protocol_is_refused_in_one_line(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"protocol": PROTOCOL + 1}, f"protocol {PROTOCOL + 1}, this coordinator {PROTOCOL}"),
+        ({"layout_json": "nonsense"}, "layout cannot be read"),
+        ({"initial_sha256": "0" * 64}, "initial weights hash to 000000000000"),
+        ({"site": "s2"}, "calls itself 's2' but its certificate says 's3'"),
+    ],
+)
+def test_a_site_that_does_not_belong_is_refused_in_one_line(
+    bench: Bench, changes: dict[str, Any], expected: str
+) -> None:
     hello = bench.hello("s3")
-    hello.protocol = PROTOCOL + 1
+    for name, value in changes.items():
+        setattr(hello, name, value)
     refusal = bench.hub.join("s3", hello).refusal
-    assert f"protocol {PROTOCOL + 1}, this coordinator {PROTOCOL}" in refusal
-    assert ";" in refusal and "\n" not in refusal  # what to do about it
+    assert expected in refusal and "\n" not in refusal
+    assert ";" in refusal or "cannot be read" in refusal  # what to do about it
     assert not bench.registry.sites["s3"].session
     assert bench.events[-1] == ("rejected", "s3", refusal)
 
@@ -104,6 +125,18 @@ def test_a_site_that_is_a_version_behind_keeps_its_weights_or_others_are_told(
         assert [event for event, _, _ in bench.events].count("warning") == 1
 
 
+def test_a_site_that_has_the_present_weights_is_sent_none(bench: Bench) -> None:
+    model = bench.set_model()
+    sha256 = hash_hashes([model.hash_of(model.fragments[0])])
+    for held, is_held in ((sha256, True), ("0" * 64, False), ("", False)):
+        request = wire.DownloadRequest(
+            run_id=RUN, kind=wire.DownloadRequest.GLOBAL, held_sha256=held
+        )
+        header, payload = bench.hub.download("s1", request)
+        assert (header.status == wire.DownloadHeader.HELD) is is_held
+        assert (payload is None) is is_held and list(header.versions) == [0]
+
+
 @pytest.mark.parametrize(
     ("held", "status"),
     [([0], "BEHIND"), ([1], "READY"), ([2], "READY"), ([0, 0], "READY"), ([1 << 53], "READY")],
@@ -127,6 +160,9 @@ def test_versions_that_no_run_reaches_are_refused(bench: Bench) -> None:
         bench.hub.download("s1", request)
 
 
+# Uploads ---------------------------------------------------------------------------------------
+
+
 def test_the_same_contribution_twice_is_one(bench: Bench) -> None:
     payload = payload_of(1.0, bench.layout)
     header = prepared(payload)
@@ -138,9 +174,6 @@ def test_the_same_contribution_twice_is_one(bench: Bench) -> None:
         assert isinstance(receipt, wire.Receipt) and receipt.status == wire.Receipt.ACCEPTED
     assert bench.hub.close_stripe("s1", header).status == wire.Receipt.ACCEPTED
     assert bench.contribution("s1") is first
-
-
-# Uploads ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("written", [3, 4])  # the last: whole, its own stripe still to be closed
@@ -262,6 +295,7 @@ def test_heartbeats_are_heard_while_a_large_file_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(tmp_path, num_values=3_000_000)  # large enough for the disk
+    bench.set_model()
     bench.hub.join("s1", bench.hello("s1"))
     payload, work = payload_of(1.0, bench.layout), os.posix_fallocate
     is_slow, go_on = threading.Event(), threading.Event()
@@ -417,6 +451,20 @@ def test_a_farewell_of_a_process_that_was_replaced_does_not_put_the_next_one_out
     assert bench.is_live("s1") and not bench.hub.farewells
 
 
+def test_whole_weights_come_with_what_is_known_of_the_same_version(bench: Bench) -> None:
+    """Else a site whose contribution is in them would wait for one more update."""
+    model = bench.set_model()
+    bench.rounds.updates.keeps_past = True
+    payload = model.commit(model.fragments[0], {"net/w": torch.ones(1000)}, samples=4)
+    request = wire.DownloadRequest(run_id="run-1", kind=wire.DownloadRequest.GLOBAL)
+    asked = in_thread(lambda: bench.hub.download("s1", request))
+    with bench.hub.changed:
+        bench.hub.changed.wait(0.1)  # committed, and not published yet
+    bench.publish(1, payload)
+    header = asked(5.0).header
+    assert (header.version, list(header.versions)) == (1, [1])
+
+
 @pytest.mark.parametrize("kind", [wire.DownloadRequest.GLOBAL, wire.DownloadRequest.EMA])
 def test_no_version_leaves_before_it_is_published(
     bench: Bench, kind: Any, monkeypatch: pytest.MonkeyPatch
@@ -433,5 +481,4 @@ def test_no_version_leaves_before_it_is_published(
     with pytest.raises(SessionLost, match="the run is over: its disk is full"):
         bench.hub.download("s1", request)
     bench.publish(1, payload)
-    header = bench.hub.download("s1", request).header
-    assert (header.version, list(header.versions)) == (1, [1])
+    assert list(bench.hub.download("s1", request).header.versions) == [1]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedwan.errors import SessionLost, UserError
+from fedwan.errors import CheckpointError, SessionLost, UserError
 from fedwan.fragments import whole
 from fedwan.rng import NamedGenerators
 from fedwan.site import checkpoint
@@ -164,6 +164,19 @@ def test_what_a_site_goes_on_with_after_a_refusal_is_kept_until_its_version_is_m
     path.write_bytes(path.read_bytes()[:-10])
     third = Site(tmp_path)  # version 1 alone would be other data and optimisers
     assert not third.checkpoints.versions() and not third.checkpoints.starts()
+
+
+def test_a_file_half_written_is_no_checkpoint(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.train(1)
+    (tmp_path / "site-00000009.safetensors.tmp").write_bytes(b"half")
+    (tmp_path / ".site-00000008.safetensors.1.tmp").write_bytes(b"half")
+    assert site.checkpoints.versions() == []
+    site.save(1)
+    path = tmp_path / "site-00000001.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(CheckpointError, match="site-00000001"):
+        site.checkpoints.load(1, with_model=True, is_start=False)
 
 
 def test_global_weights_of_the_last_two_versions_are_kept_and_damaged_ones_are_none(

@@ -15,16 +15,17 @@ import torch
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.policy import RoundPolicy
+from fedwan.simulation import Absence
 from fedwan.site.replica import Replica
 from fedwan.state import State
 from fedwan.strategy import Landing
 from strategies import scaffnew
 from strategies.scaffnew import ControlVariates
 from tests.planes import eventually
-from tests.support import WrappedLink, hub_of, run_tiny, same_bits, tiny_config
+from tests.support import GAN, NET, Ran, WrappedLink, hub_of, run_tiny, same_bits, tiny_config
 
 SITES, H, NUM_VERSIONS = 3, 5, 12
-MOMENTUM = {"velocity": 0.5}
+MOMENTUM = {"velocity": 0.5, "generator": 0.5, "discriminator": 0.5}
 
 
 def is_missed(version: int) -> bool:
@@ -43,8 +44,9 @@ class TooLate(WrappedLink):
 
 
 class Noted(ControlVariates):
-    """Sees that what came too late has paid nothing."""
+    """Counts how often it began anew, and sees that what came too late has paid nothing."""
 
+    num_forgotten = 0
     unpaid: State | None = None
 
     def on_land(self, fragment: Fragment, landing: Landing) -> bool:
@@ -52,32 +54,34 @@ class Noted(ControlVariates):
         self.unpaid = None if landing.is_merged else landing.residual
         return super().on_land(fragment, landing)
 
+    def forget(self, fragment: Fragment) -> None:
+        self.num_forgotten += 1
+        super().forget(fragment)
 
-@pytest.mark.parametrize("up", ["fp32", "int4"])
-def test_what_all_sites_are_corrected_by_sums_to_nothing(
-    up: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+
+def run(
+    folder: Path, up: str, every: int = 1, apart: int = 0, **options: Any
+) -> tuple[Ran, dict[str, Noted]]:
+    """A run, and each site's variates; of its last process. `apart`: a discriminator's H."""
     made: dict[str, Noted] = {}
 
     def hook(replica: Replica) -> Noted:
         made[threading.current_thread().name] = Noted(MOMENTUM, replica)
         return made[threading.current_thread().name]
 
-    def decide(_: RoundPolicy, num_arrived: int, *args: Any) -> str:
-        return "close" if num_arrived >= SITES - is_missed(args[2]) else "wait"
-
-    def wrap(name: str, link: Any) -> Any:
-        return TooLate(link) if name == "s2" else link
-
-    monkeypatch.setattr(RoundPolicy, "decide", decide)
     sections = {
         "codec": {"up": up, "down": "fp32"},
         "round": {"quorum": SITES - 1, "patience_s": 30.0},
+        "checkpoint": {"every": every},
+        "network": {"discriminator": {"h": apart}} if apart else {},
     }
-    steps = NUM_VERSIONS * H
-    config = tiny_config("scaffnew", sites=SITES, h=H, steps=steps, kind="regression", **sections)
-    late = run_tiny(tmp_path, config, scaffnew.build(config)._replace(hook=hook), wrap=wrap)
-    assert late.result.totals.dropped == 3 and len(made) == SITES
+    of_run = {"sites": SITES, "h": H, "steps": NUM_VERSIONS * H, "kind": "regression"}
+    config = tiny_config("scaffnew", GAN if apart else NET, **of_run, **sections)
+    return run_tiny(folder, config, scaffnew.build(config)._replace(hook=hook), **options), made
+
+
+def check_sum(made: dict[str, Noted]) -> None:
+    assert len(made) == SITES
     for name in made["s1"].variates:
         values = torch.stack([hook.variates[name] for hook in made.values()])
         assert values.abs().max() > 1e-3
@@ -85,6 +89,42 @@ def test_what_all_sites_are_corrected_by_sums_to_nothing(
         first, *others = (hook.pushes[name] for hook in made.values())
         assert first.abs().max() > 1e-4
         assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("up", ["fp32", "int4"])
+def test_what_all_sites_are_corrected_by_sums_to_nothing(
+    up: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decide(_: RoundPolicy, num_arrived: int, *args: Any) -> str:
+        return "close" if num_arrived >= SITES - is_missed(args[2]) else "wait"
+
+    monkeypatch.setattr(RoundPolicy, "decide", decide)
+    late, made = run(tmp_path, up, wrap=lambda s, link: TooLate(link) if s == "s2" else link)
+    assert late.result.totals.dropped == 3
+    check_sum(made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("up", "options", "num_forgotten"),
+    [("fp32", {}, 0), ("fp32", {"every": 100}, 1), ("int4", {"apart": 1}, None)],
+    ids=["with its folder", "without", "where networks travel apart"],
+)
+def test_it_does_after_a_site_came_back_or_all_begin_anew(
+    up: str,
+    options: dict[str, Any],
+    num_forgotten: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        RoundPolicy, "decide", lambda _, num, *args: "close" if num == SITES else "wait"
+    )
+    ran, made = run(tmp_path, up, absences={"s2": Absence(1 / 3, 2 / 3)}, **options)
+    assert ran.result.totals.rejoins == 1
+    if num_forgotten is not None:
+        assert {variates.num_forgotten for variates in made.values()} == {num_forgotten}
+    check_sum(made)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
