@@ -89,6 +89,10 @@ class SiteDrained(RunStopped):
     exit_code = 0
 
 
+class ProcessLost(FedwanError):
+    """A process of the coordinator's was killed, or Flower took it for dead and ended it."""
+
+
 TREE = {
     kind.__name__: kind
     for kind in list(globals().values())

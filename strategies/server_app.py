@@ -25,4 +25,5 @@ def main(grid: Grid, context: Context) -> None:
             start.resume,
             lambda ticket, on_failure: TicketSender(grid, ticket, on_failure),
             start.goes_back,
+            start.port,
         )

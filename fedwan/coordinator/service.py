@@ -37,10 +37,11 @@ def run_coordinator(
     resume: bool,
     announce: Announce,
     goes_back: bool = False,
+    port: int = 0,
 ) -> None:
     """Serve the data plane, run the round loop, and write the run's outputs to `config.out`.
 
-    `resume`, `goes_back`: as in `fedwan.flower.status.Start`.
+    `resume`, `goes_back`, `port`: as in `fedwan.flower.status.Start`.
 
     Raises:
         FedwanError: see the tree; outputs are written as far as they go.
@@ -64,7 +65,7 @@ def run_coordinator(
             run.hub.event("warning", None, complaint)
         if run.hub.masking:
             run.hub.masking.identity = own
-        plane = DataPlane(run.hub, own, config)
+        plane = DataPlane(run.hub, own, config, port)
         try:
             plane.start()
             address = f"{host_and_port(config.link.listen)[0]}:{plane.port}"

@@ -24,7 +24,7 @@ from pathlib import Path
 from fedwan.app import installed_app
 from fedwan.config import Config, host_and_port, site_names
 from fedwan.coordinator.control import ask
-from fedwan.errors import STOPPED, ConfigError, FedwanError, RunStopped, UserError
+from fedwan.errors import STOPPED, ConfigError, FedwanError, ProcessLost, RunStopped, UserError
 from fedwan.files import replace_text
 from fedwan.flower import private_port, processes
 from fedwan.flower.front_door import FrontDoor
@@ -34,6 +34,7 @@ from fedwan.flower.site_file import SiteData, SiteFile, load_site
 from fedwan.flower.status import RUN, Start, Status, clientapp_files, serverapp_files, service_file
 from fedwan.link import pki
 from fedwan.output.board import read_run
+from fedwan.output.records import EventRecord
 
 _TICK_S = 0.5
 _START_TICK_S = 0.05
@@ -151,6 +152,8 @@ def _run_to_the_end(
 ) -> None:
     """Submit the run and wait for its end; raises how it ended if it did not end well.
 
+    A ServerApp that was killed, or that Flower took for dead, is started again.
+
     `check` is called twice a second, and may end the wait by raising. What does is told to the
     ServerApp, for its journal, before its processes are ended.
     """
@@ -159,12 +162,20 @@ def _run_to_the_end(
     from fedwan.flower.control import Control
 
     fab, number, path = build_fab(installed_app()), 0, serverapp_files(out)[1]
+    is_up, lost_at = False, 0
     try:
         with closing(Control(address)) as control:
-            while not _is_over(out, superlink):
+            while True:
+                try:
+                    if _is_over(out, superlink):
+                        return
+                except ProcessLost as error:
+                    number, lost_at = 0, _start_again(out, lost_at, error)
                 check()
-                if not number and control.answers():
+                if not is_up and control.answers():
                     door.start(f"http://{address}")
+                    is_up = True
+                if is_up and not number:
                     number = control.start_run(fab)
                 elif number and Status.read(path) is None:
                     # It may fail before it could leave a status, or leave one meanwhile.
@@ -176,6 +187,25 @@ def _run_to_the_end(
         with suppress(FedwanError):  # it may have ended already, or not have begun
             ask(out, {"ask": "ending", "text": str(error)}, _TELL_S)
         raise
+
+
+def _start_again(out: Path, before: int, error: ProcessLost) -> int:
+    """Have another ServerApp go on for one that is gone; the version at which that was.
+
+    As a site's service does: raises what it ended with if it had got no further than the one
+    before, which was gone at version `before`.
+    """
+    board, records = read_run(out)
+    version, port = board.version, 0
+    for record in records:
+        if isinstance(record, EventRecord) and record.event == "listening":
+            port = int(record.text.rpartition(":")[2])
+    if version <= before or not any((out / "checkpoint").glob("*.safetensors")):
+        raise ProcessLost(f"{error}; go on from the last checkpoint with --resume")
+    _log.warning("%s; it is started again", error)
+    Status.end_orphan(serverapp_files(out)[1])
+    Start.again(out, port)
+    return version
 
 
 def _tell_of_refusal(out: Path, site: str, text: str) -> None:
@@ -192,10 +222,7 @@ def _is_over(out: Path, superlink: Service) -> bool:
     if (status := Status.read(path)) is None:
         return False
     if status.is_killed:
-        raise FedwanError(
-            f"the coordinator's ServerApp (process {status.pid}) was killed; "
-            f"go on from the last checkpoint with --resume"
-        )
+        raise ProcessLost(f"the coordinator's ServerApp (process {status.pid}) was killed")
     if status.outcome not in ("running", "done"):
         raise status.exception(log)
     return status.outcome == "done"

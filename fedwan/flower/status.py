@@ -33,6 +33,7 @@ from fedwan.errors import (
     CheckpointError,
     DiskFull,
     FedwanError,
+    ProcessLost,
     RunStopped,
     SessionLost,
     SiteDrained,
@@ -191,6 +192,8 @@ class Start:
     resume: bool
     goes_back: bool = False
     """Whether the version to go on from was chosen."""
+    port: int = 0
+    """Where the ServerApp before this one listened, and sites still dial; 0: as is configured."""
 
     @classmethod
     def begin(
@@ -202,6 +205,12 @@ class Start:
         start = cls(to_json(config), run_id, str(identity.absolute()), resume, goes_back)
         replace_text(out / _START, json.dumps(asdict(start)))
         return start
+
+    @classmethod
+    def again(cls, out: Path, port: int) -> None:
+        """Have the next ServerApp go on from the last checkpoint, at this port."""
+        start = replace(cls.read(out), resume=True, goes_back=False, port=port)
+        replace_text(out / _START, json.dumps(asdict(start)))
 
     @classmethod
     def _run_of(cls, out: Path) -> str:
@@ -287,10 +296,11 @@ def _signals_as_errors(service: Path | None, asked: threading.Event) -> Iterator
         if number == signal.SIGINT and os.getppid() != parent:  # Flower's own look for it
             raise FedwanError(f"Flower's process {parent}, which had started it, is gone")
         asked.set()
-        text = f"ended by {signal.Signals(number).name}"
         if number == signal.SIGINT:  # which it sends to its own process, where a token has lapsed
-            text += ", from outside or by Flower, as after a pause of a minute or more"
-        raise FedwanError(text)
+            raise ProcessLost(
+                "ended by SIGINT, from outside or by Flower, as after a pause of a minute or more"
+            )
+        raise FedwanError(f"ended by {signal.Signals(number).name}")
 
     for number in numbers:
         signal.signal(number, handle)

@@ -79,7 +79,7 @@ class DataPlane:
     sites' kernels are taken to be like ours.
     """
 
-    def __init__(self, hub: Hub, identity: Identity, config: Config) -> None:
+    def __init__(self, hub: Hub, identity: Identity, config: Config, port: int = 0) -> None:
         self._hub = hub
         self._admission = Admission(identity.folder)
         self._calls: dict[Any, tuple[str, x509.Certificate]] = {}
@@ -117,11 +117,12 @@ class DataPlane:
         self._expired: Identity | None = None
         """That which was told to have expired: sites that are connected may go on for days."""
         credentials = self.identity.grpc_server_credentials()
+        address = f"{link.listen.rpartition(':')[0]}:{port}" if port else link.listen
         try:
-            self.port = self._server.add_secure_port(link.listen, credentials)
+            self.port = self._server.add_secure_port(address, credentials)
         except RuntimeError:
             raise ConfigError(
-                f"the data plane cannot listen on {link.listen}, it is in use or not an address "
+                f"the data plane cannot listen on {address}, it is in use or not an address "
                 "of this machine; set link.listen"
             ) from None
 

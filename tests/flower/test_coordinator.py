@@ -12,9 +12,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -24,14 +26,15 @@ from sqlalchemy import create_engine
 
 from fedwan.app import load_run
 from fedwan.config import Config
-from fedwan.errors import CheckpointError, ConfigError, IdentityError
+from fedwan.errors import CheckpointError, ConfigError, IdentityError, ProcessLost
 from fedwan.flower import coordinator
 from fedwan.flower.control import Control
 from fedwan.flower.coordinator import run_local, serve_coordinator
 from fedwan.flower.processes import flower_environment, listen, only_one
 from fedwan.flower.site_file import SiteFile, load_site
-from fedwan.flower.status import serverapp_files
+from fedwan.flower.status import Start, serverapp_files
 from fedwan.link.tls import Identity
+from fedwan.output.records import EventRecord
 from tests.flower.fleet import (
     CALL,
     OPEN,
@@ -91,6 +94,31 @@ def test_a_folder_in_use_a_sites_identity_and_no_run_to_resume_are_refused(
         serve(config, identities / "s1")
     with pytest.raises(CheckpointError, match="holds no run to go on with"):
         serve(config, identity, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("version", "before", "has_file"), [(3, 2, True), (3, 3, True), (3, 0, False)]
+)
+def test_a_serverapp_that_is_gone_is_started_again_where_the_run_got_further(
+    version: int, before: int, has_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [EventRecord(0.0, "listening", None, f"data plane listens on a:{n}") for n in (7, 9)]
+    monkeypatch.setattr(coordinator, "read_run", lambda out: (Mock(version=version), rows))
+    first = Start.begin(Config(out=str(tmp_path)), tmp_path / "pki", resume=False, goes_back=True)
+    status = serverapp_files(tmp_path)[1]
+    status.write_text("")
+    (tmp_path / "checkpoint").mkdir()
+    if has_file:
+        (tmp_path / "checkpoint" / "coordinator.safetensors").touch()
+    gone = ProcessLost("it was killed")
+    if version > before and has_file:
+        assert coordinator._start_again(tmp_path, before, gone) == version
+        assert Start.read(tmp_path) == replace(first, resume=True, goes_back=False, port=9)
+    else:
+        with pytest.raises(ProcessLost, match="it was killed; go on .* with --resume"):
+            coordinator._start_again(tmp_path, before, gone)
+        assert Start.read(tmp_path) == first
+    assert status.exists() == (version <= before or not has_file)
 
 
 def tickets(out: Path) -> int:
