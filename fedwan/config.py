@@ -293,7 +293,8 @@ class CheckpointConfig:
 
     every: int = 0
     """Rounds between checkpoints of coordinator and sites; 0 takes the strategy's own. With 1
-    a killed site costs no bit; with more, its optimisers and data order may go back as many."""
+    a killed site costs no bit, but under `sync`, overlap or a quorum; with more, its optimisers and
+    data order may go back as many."""
 
 
 @dataclass

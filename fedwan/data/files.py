@@ -83,22 +83,31 @@ class Files:
         return torch.tensor([numbers[str(value)] for value in given], dtype=torch.int64)
 
     def _class_number(self, row: int, value: Any) -> int:
-        is_numbered = self.classes == tuple(map(str, range(len(self.classes))))
-        # The table's own classes, where it has any: its labels are numbers of these.
-        known = getattr(self.rows.features.get("label"), "names", ())
-        is_named = not is_numbered or set(known) <= set(self.classes)
+        known = self._names
+        is_named = not self._is_numbered or set(known) <= set(self.classes)
         if is_named and isinstance(value, int) and 0 <= value < len(known):
             value = known[value]
         name = str(value).strip()
         if name in self.classes:
             return self.classes.index(name)
-        if name.isdecimal() and int(name) < len(self.classes):
-            return int(name)
+        # Where a class is called by a number, a number is a name.
+        if name.isdecimal() and not any(each.isdecimal() for each in self.classes):
+            if int(name) < len(self.classes):
+                return int(name)
         shown = ", ".join(self.classes[:10]) + (", …" if len(self.classes) > 10 else "")
         raise ConfigError(
             f"data.path: {self.name(row)} is of class {name!r}, which data.classes does not name "
             f"({shown}); name it there, at every site alike, or mend it here"
         )
+
+    @property
+    def _is_numbered(self) -> bool:
+        return self.classes == tuple(map(str, range(len(self.classes))))
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The table's own classes, where it has any: its labels are numbers of these."""
+        return tuple(getattr(self.rows.features.get("label"), "names", ()))
 
     def name(self, row: int) -> str:
         """A row's place on this machine, for whoever must look at it."""
@@ -159,6 +168,12 @@ class Files:
     ) -> Pictures:
         """What one site trains on; `exact`: nothing stands in for what cannot be read."""
         index = (~self.is_held_out).nonzero().squeeze(1)
+        if split == "own" and self._is_numbered and not set(self._names) <= set(self.classes):
+            raise ConfigError(
+                f"data.path = {str(self.folder)!r} has classes of its own, "
+                f"{', '.join(self._names[:10])}, and another site's may have other numbers; name "
+                "the classes of all sites, as in data.classes=cat,dog"
+            )
         if split != "own":
             dealt = split_indices(self.labels[index], split, num_sites, seed)
             index = index[dealt[site_index]]

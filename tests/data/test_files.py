@@ -104,9 +104,9 @@ def test_every_format_gives_its_pictures_with_the_run_s_classes_and_resumes_to_t
 
 @pytest.mark.parametrize(
     ("names", "classes", "numbers"),
-    [(["1", "2"], "3", [0, 8, 10]), (["2", "0"], "3", [10, 0, 8]), (["dog", "cat"], "2", [8, 10])],
+    [(["1", "2"], "3", [0, 8, 10]), (["2", "0"], "3", [10, 0, 8])],
 )
-def test_a_table_s_names_are_the_run_s_numbers_and_its_numbers_where_names_are_others(
+def test_a_table_s_names_are_the_run_s_numbers(
     names: list[str], classes: str, numbers: list[int], tmp_path: Path
 ) -> None:
     kind = datasets.ClassLabel(names=names)
@@ -252,6 +252,34 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(
 ) -> None:
     folder(tmp_path)
     refused(text, lambda: open_one(config(**{"path": tmp_path, **others})))
+
+
+def test_classes_that_are_called_by_numbers_are_not_taken_for_places_in_the_list(
+    tmp_path: Path,
+) -> None:
+    write_folder(tmp_path, range(NUM), ("1", "2", "3"))
+    by_number = {number: number % 3 for number in range(NUM)}
+    for classes in ("1,2,3", "3,1,2"):
+        files = open_files(config(tmp_path, classes=classes))
+        told = {
+            int(Path(key).stem): int(y) for key, y in zip(files.keys, files.labels, strict=True)
+        }
+        order = [classes.split(",").index(name) for name in ("1", "2", "3")]
+        assert told == {number: order[found] for number, found in by_number.items()}
+    says = "is of class '3', which data.classes does not name"
+    refused(says, lambda: open_one(config(tmp_path, classes="1,2,4,5")))
+
+
+def test_sites_with_data_of_their_own_name_the_classes_that_their_tables_name(
+    tmp_path: Path,
+) -> None:
+    table().save_to_disk(tmp_path)
+    own = config(tmp_path, "hf", classes="2", split="own")
+    says = "has classes of its own, dog, cat, .* name the classes of all sites, as in data.classes="
+    refused(says, lambda: open_one(own))
+    assert open_one(config(tmp_path, "hf", classes="cat,dog", split="own")).count(2).min() > 0
+    shared = open_files(config(tmp_path, "hf", classes="2"))  # the same table at every site
+    assert shared.labels.tolist() == table()["label"]
 
 
 def test_a_folder_without_pictures_is_told_so(tmp_path: Path) -> None:
