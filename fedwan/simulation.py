@@ -78,7 +78,8 @@ def simulate(
         config: resolved, as `fedwan.app.load_run` gives it.
         folder: for what a run keeps, as `out` elsewhere.
         train: a site's part, called in its thread: a function that uses `fedwan.join`, or another
-            of its own. The recipe that `config` names if not given.
+            of its own. The recipe that `config` names if not given. Sites are threads that share
+            torch's global generators: build networks under `fedwan.rng.seeded_init`.
         strategy: in place of the one that `config` names.
         wrap: gets a site's name and link, and returns the link to use, e.g. a `ShapedLink`.
         absences: by site.
