@@ -197,14 +197,16 @@ def _start_again(out: Path, before: int, error: ProcessLost) -> int:
     """
     board, records = read_run(out)
     version, port = board.version, 0
-    for record in records:
-        if isinstance(record, EventRecord) and record.event == "listening":
-            port = int(record.text.rpartition(":")[2])
+    for event in (record for record in records if isinstance(record, EventRecord)):
+        if event.event in ("start", "resume"):
+            port = 0  # of a start before this one
+        elif event.event == "listening":
+            port = int(event.text.rpartition(":")[2])
     if version <= before or not any((out / "checkpoint").glob("*.safetensors")):
         raise ProcessLost(f"{error}; go on from the last checkpoint with --resume")
     _log.warning("%s; it is started again", error)
     Status.end_orphan(serverapp_files(out)[1])
-    Start.again(out, port)
+    Start.again(out, Start.read(out).port or port)
     return version
 
 

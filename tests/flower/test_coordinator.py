@@ -102,7 +102,8 @@ def test_a_folder_in_use_a_sites_identity_and_no_run_to_resume_are_refused(
 def test_a_serverapp_that_is_gone_is_started_again_where_the_run_got_further(
     version: int, before: int, has_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [EventRecord(0.0, "listening", None, f"data plane listens on a:{n}") for n in (7, 9)]
+    told = (("start", ""), ("listening", "on a:7"), ("resume", ""), ("listening", "on a:9"))
+    rows = [EventRecord(0.0, event, None, text) for event, text in told]
     monkeypatch.setattr(coordinator, "read_run", lambda out: (Mock(version=version), rows))
     first = Start.begin(Config(out=str(tmp_path)), tmp_path / "pki", resume=False, goes_back=True)
     status = serverapp_files(tmp_path)[1]
@@ -114,6 +115,9 @@ def test_a_serverapp_that_is_gone_is_started_again_where_the_run_got_further(
     if version > before and has_file:
         assert coordinator._start_again(tmp_path, before, gone) == version
         assert Start.read(tmp_path) == replace(first, resume=True, goes_back=False, port=9)
+        rows.append(EventRecord(0.0, "resume", None, ""))  # and was gone before it listened
+        coordinator._start_again(tmp_path, before, gone)
+        assert Start.read(tmp_path).port == 9
     else:
         with pytest.raises(ProcessLost, match="it was killed; go on .* with --resume"):
             coordinator._start_again(tmp_path, before, gone)
