@@ -32,7 +32,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from fedwan.config import host_and_port
-from fedwan.errors import ConfigError, FedwanError, last_own
+from fedwan.errors import ConfigError, FedwanError, ProcessLost, last_own
 from fedwan.files import disk_full, no_room, on_disk
 
 _STARTER = Path(__file__).with_name("die_with_parent.py")
@@ -261,7 +261,7 @@ def serving(
                 raise full
             yield
     except FedwanError as error:
-        if type(error) is FedwanError and (full := no_room(folder)):
+        if type(error) in (FedwanError, ProcessLost) and (full := no_room(folder)):
             raise full from error
         raise
     finally:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from fedwan.errors import ConfigError, DiskFull, FedwanError, RunStopped
+from fedwan.errors import ConfigError, DiskFull, FedwanError, ProcessLost, RunStopped
 from fedwan.flower.processes import (
     Backoff,
     Service,
@@ -179,11 +179,12 @@ def test_a_full_disk_is_blamed_for_what_is_not_explained(
 ) -> None:
     usage = SimpleNamespace(free=10**9)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    no_space, killed = OSError(errno.ENOSPC, "No space left"), FedwanError("it was killed")
+    no_space, killed = OSError(errno.ENOSPC, "No space left"), ProcessLost("it was killed")
     for error, free, raised in (
         (killed, 0, DiskFull),
+        (FedwanError("it failed"), 0, DiskFull),
         (no_space, 2**30, DiskFull),
-        (killed, 10**9, FedwanError),
+        (killed, 10**9, ProcessLost),
         (RunStopped("told to"), 0, RunStopped),
     ):
         usage.free = 10**9
