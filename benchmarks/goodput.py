@@ -88,7 +88,7 @@ def _rate(case: Case) -> tuple[int, float, float]:
     try:
         run.start()
         run.reach(FIRST)
-        first, began = _merged(run), time.monotonic()
+        began = time.monotonic()
         while (now := time.monotonic()) < began + case.seconds:
             pause = rng.expovariate(case.per_hour / 3600) if case.per_hour else case.seconds
             left = began + case.seconds - now
@@ -98,12 +98,22 @@ def _rate(case: Case) -> tuple[int, float, float]:
                 faults += 1
             if case.killed == COORDINATOR and faults:
                 run.reach(run.version() + 1)  # started again as soon as it has ended
-        seconds = time.monotonic() - began
-        return faults, seconds, (_merged(run) - first) / seconds
+        run.reach(run.version() + 1)
+        return faults, *_merged(run)
     finally:
         run.close()
         shutil.rmtree(folder.parent)
 
 
-def _merged(run: Services) -> float:
-    return sum(row["weight"] for row in run.journal() if row["event"] == "contribution")
+def _merged(run: Services) -> tuple[float, float]:
+    """Seconds from the third version to the last, and the weight merged in one of them."""
+    rows = run.journal()
+    ends = [place for place, row in enumerate(rows) if row["event"] == "version"]
+    first, last = ends[FIRST - 1], ends[-1]
+    merged = {  # once, where a version was made twice
+        (row["fragment"], row["version"], row["site"]): row["weight"]
+        for row in rows[first:last]
+        if row["event"] == "contribution"
+    }
+    seconds = rows[last]["t"] - rows[first]["t"]
+    return seconds, sum(merged.values()) / seconds
