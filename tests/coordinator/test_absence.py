@@ -198,6 +198,18 @@ def test_a_site_that_is_waited_for_is_announced_once_by_name(tmp_path: Path) -> 
     assert len(ran.hashes) == 1 and ran.result.totals.rejoins == 1
 
 
+def test_stop_from_outside_ends_the_run_with_farewells(tmp_path: Path) -> None:
+    gated = Gated(permits=2 * H)
+    run = Federation(tmp_path, tiny_config(h=H, steps=6 * H), None, {"s2": gated})
+    eventually(lambda: run.hub and run.hub.model and run.hub.rounds.version >= 2, within_s=20.0)
+    assert run.hub is not None
+    run.hub.finish("enough")
+    gated.permits.release(H)
+    with pytest.raises(RunStopped, match="enough"):
+        run.result(20.0)
+    assert sorted(run.hub.farewells) == ["s1", "s2"]
+
+
 # Who measures -------------------------------------------------------------------------------------
 
 

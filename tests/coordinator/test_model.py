@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -190,6 +191,14 @@ def test_of_two_that_read_the_average_one_may_end_and_it_is_copied_once_for_both
     kept = model.ema
     advance(model, range(3, 5))
     assert model.ema is kept is not average
+
+
+def test_the_outer_snapshot_is_the_optimisers_state() -> None:
+    model = make_model(strategy_of("sync"))
+    advance(model, range(1, 3))
+    payload, version = model.snapshot(Kinds.OUTER)
+    flat = safetensors.torch.load(bytes(payload.read(0, payload.num_bytes)))
+    assert version == (2,) and float(flat["generator:step|generator/w"]) == 2.0
 
 
 # Checkpoints -------------------------------------------------------------------------------------

@@ -633,6 +633,7 @@ NO_REDUCE = in_loop(lambda trainer, site: trainer.step())
             "state['scaler'] is a GradScaler, which the coordinator",
         ),
         (NO_REDUCE, "strategy=sync", "an optimiser has stepped before it; call every backward()"),
+        (NO_REDUCE, "strategy=parameter_server", "an optimiser has stepped before it"),
         (NO_REDUCE, "strategy=sync inner.net.lr=0.001", "its lr is 0.01, the settings say 0.001"),
         (NO_REDUCE, "strategy=sync inner.net.name=sgd", "it is AdamW, the settings say 'sgd'"),
         (having(fused=True), "strategy=sync", "it is fused, which comes to other last bits"),
@@ -648,6 +649,11 @@ NO_REDUCE = in_loop(lambda trainer, site: trainer.step())
             "its betas is (0.9, 0.999), the settings say (0.9, 0.99); make them agree",
         ),
         (in_loop(clip_late), "strategy=sync", "gradients of 'net' have changed since"),
+        (
+            in_loop(lambda trainer, site: (site.reduce(), trainer.step())),
+            "strategy=sync",
+            "gradients of 'net' have changed since",
+        ),
         (loop, "strategy=sync", "state['scheduler'] is a CosineAnnealingLR, which the coord"),
         (
             in_loop(lambda trainer, site: (set_rate(trainer), trainer.step(site.reduce))),
