@@ -141,6 +141,8 @@ def find(reports: Mapping[str, Report]) -> Evaluated:
         parts = [select_prefix("moments", shown[site]) for site in sites]
         if any(parts):  # some evaluate in a way of their own
             figures |= merge_comparisons([unpack_comparisons(part) for part in parts])
+            if "num_real" in figures:  # together
+                figures["num_real"] = round(figures["num_real"] * len(reports))
     except Exception as error:  # whatever a site sent, the run matters more
         complaint = f"fd is the mean over sites, not that of their data together: {error}"
     drawn = next((site for site in sites if "generated" in shown[site]), sites[0])

@@ -95,6 +95,8 @@ class Federation:
         self._chunk_bytes = chunk_bytes
         self.is_complete = False
         self._refusals: dict[str, Refusals] = defaultdict(Refusals)
+        self._untold: dict[str, dict[str, float]] = defaultdict(dict)
+        """Time and bytes of each site's refusals since the last one that was told."""
         self._joins: dict[str, Allowance] = defaultdict(Allowance)
         """Of new sessions, each of which is in the journal."""
         self.began = time.time()
@@ -373,6 +375,9 @@ class Federation:
     def _refuse(self, site: str, text: str, **spent: float) -> None:
         with self.changed:
             self.rejected += 1
+            untold = self._untold[site]
+            untold |= {name: untold.get(name, 0) + value for name, value in spent.items()}
             told = self._refusals[site].tell(shown(text, LONGEST_FAILURE), time.monotonic())
+            spent = self._untold.pop(site) if told else {}
         if told:
             self.event("rejected", site or None, told, **spent)

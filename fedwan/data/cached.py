@@ -21,7 +21,11 @@ def cached(name: str, like: Mapping[str, Tensor], make: Callable[[], State]) -> 
     Two processes at once both make them, and each writes a whole file. One that cannot be written
     is a warning.
     """
-    path = Path.home() / ".cache" / "fedwan" / f"{name}.safetensors"
+    try:
+        path = Path.home() / ".cache" / "fedwan" / f"{name}.safetensors"
+    except RuntimeError as error:
+        _log.warning("not cached: %s", error)
+        return make()
     try:
         found = read_tensors(path)[0]
         if _kinds(found) == _kinds(like):

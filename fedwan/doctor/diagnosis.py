@@ -20,6 +20,9 @@ _OFTEN = 3
 """Processes of a site, one after the other, ..."""
 _SOON = 10
 """... within so many versions, for which something ends them."""
+_OWN = {"small_shard", "memorising"}
+_SPREADING = {rank for rank, rule in enumerate(SITE_RULES, start=1) if rule.kind not in _OWN}
+"""Of faults of one site that lead the whole run astray."""
 
 
 class Finding(NamedTuple):
@@ -81,7 +84,7 @@ class Doctor:
                     self._rank[site] = rank
                     found += told
                     break
-        if not self._rank:
+        if not any(self._rank.get(site, 0) in _SPREADING for site in self._chart.sites):
             found += [finding for rule in RUN_RULES for finding in self._told_by(rule)]
         new = {finding[:3]: finding for finding in found if finding[:3] not in self._told}
         self._told |= new.keys()

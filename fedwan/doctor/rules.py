@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -122,15 +123,19 @@ def pixel_range(chart: Chart, site: str, _: str) -> Told:
 @_rule(SITE_RULES, "learning_rate", "lr")
 def learning_rate(chart: Chart, site: str, network: str) -> Told:
     """A learning rate that is not the others', whose pace may put them elsewhere in a warm-up."""
-    rate, typical = chart.both(site, f"lr/{network}", _ROUNDS)
-    if rate is None or typical is None or rate <= 0 or not 0 < typical < math.inf:
+    mine, ratios = 0.0, list[float]()
+    for rounds in (_ROUNDS, 1):  # the latest, too: of who comes seldom, others are old
+        rate, typical = chart.both(site, f"lr/{network}", rounds)
+        if rate is None or typical is None or rate <= 0 or not 0 < typical < math.inf:
+            return None
+        mine = rate
+        ratios.append(rate / typical)
+    if min(ratios) <= 2.5 and max(ratios) >= 1 / 2.5:
         return None
-    if 1 / 2.5 <= (ratio := rate / typical) <= 2.5:
-        return None
-    mine, norm = (chart.steady(site, f"{what}/{network}", 1) for what in ("lr", "norm"))
+    norm = chart.steady(site, f"norm/{network}", 1)
     moved = "" if norm is None else f", and it moves {norm:.2g} times as far"
     return (
-        f"its learning rate is {mine:.3g}, {ratio:.3g} times the other sites'{moved}",
+        f"its learning rate is {mine:.3g}, {ratios[-1]:.3g} times the other sites'{moved}",
         f"give {site} the learning rate of the others; in a recipe inner.{network}.lr holds for "
         "all",
     )
@@ -145,6 +150,7 @@ def stale(chart: Chart, site: str, _: str) -> Told:
     """
     names = [f"backward/{network}" for network in chart.names(site, "backward")]
     pairs = [chart.both(site, name, _ROUNDS) for name in names]
+    pairs = [pair for pair in pairs if pair != (0.0, 0.0)]  # of a network that does not move
     known = [(mine, typical) for mine, typical in pairs if mine is not None and typical is not None]
     is_all = known and len(known) == len(pairs)
     if is_all and all(mine >= max(_LEAST_BACKWARD, typical + 0.25) for mine, typical in known):
@@ -181,19 +187,22 @@ def memorising(chart: Chart, site: str, network: str) -> Told:
     )
 
 
-@_rule(SITE_RULES, "diverging", "norm")
+@_rule(SITE_RULES, "diverging", "norm", "loss")
 def diverging(chart: Chart, site: str, network: str) -> Told:
     """A loss three times the others' and above what any of theirs began with, or long steps.
 
-    A shard may be harder than others, and its loss fall all the same.
+    A shard may be harder than others, and its loss fall all the same. Of a loss that others have
+    below 0, as a critic's, three times says nothing.
     """
     if _looks_back(chart, site, network):
         return None
     name = f"loss/{network}"
     loss, norms = (chart.past(site, n, _ROUNDS) for n in (name, f"norm/{network}"))
-    typical = chart.typical(site, name, _ROUNDS) or 0.0
-    least = max(3 * typical, chart.began(site, name))
-    if len(loss) == _ROUNDS and 0 < typical < math.inf and min(loss) > least:
+    typical = chart.typical(site, name, _ROUNDS) if _is_loss(chart, network) else None
+    least = math.inf
+    if typical is not None and typical < math.inf and len(loss) == _ROUNDS:
+        least = max(3 * typical, chart.began(site, name)) if typical > 0 else sys.float_info.max
+    if loss and min(loss) > least:
         now = "not finite" if math.isinf(loss[-1]) else f"{loss[-1]:.3g}"
         why = f"its loss is {now}, elsewhere {typical:.3g}"
     elif len(norms) == _ROUNDS and min(norms) > 4:
@@ -201,8 +210,8 @@ def diverging(chart: Chart, site: str, network: str) -> Told:
     else:
         return None
     return why, (
-        f"check the sign and the weights of the {network}'s loss at {site}; clip its gradients or "
-        f"lower its learning rate (inner.{network}.clip_norm and .lr of a recipe)"
+        f"check the sign and the weights of the loss of {network!r} at {site}; clip gradients or "
+        "lower the learning rate (inner.NETWORK.clip_norm and .lr of a recipe)"
     )
 
 
@@ -235,13 +244,17 @@ def _looks_back(chart: Chart, site: str, network: str) -> bool:
     return backward is not None and backward >= _LEAST_BACKWARD
 
 
+def _is_loss(chart: Chart, name: str) -> bool:
+    """Whether what is called so is a loss: penalties and the like may grow as they please."""
+    networks = set(chart.names("", "lr")) & set(chart.names("", "loss"))
+    return name in networks if networks else "loss" in name
+
+
 @_rule(RUN_RULES, "diverging", "loss")
 def diverging_everywhere(chart: Chart, _: str, name: str) -> Told:
     """Losses of all sites that are not finite, or ten times what they were."""
-    networks = set(chart.names("", "lr")) & set(chart.names("", "loss"))
     pasts = [chart.past(site, f"loss/{name}") for site in chart.sites]
-    # Penalties and the like may grow as they please.
-    if (networks and name not in networks) or any(len(past) < PAST for past in pasts):
+    if not _is_loss(chart, name) or any(len(past) < PAST for past in pasts):
         return None
     before = statistics.median(min(map(abs, past[:-_ROUNDS])) for past in pasts)
     now = statistics.median(min(map(abs, past[-_ROUNDS:])) for past in pasts)
@@ -257,14 +270,18 @@ def diverging_everywhere(chart: Chart, _: str, name: str) -> Told:
 
 @_rule(RUN_RULES, "collapse", *_SPREADS)
 def collapse_everywhere(chart: Chart, _: str, network: str) -> Told:
-    """All generators: after samples were diverse, or if they never are but for images of others."""
+    """All generators: after samples were diverse, or if they never are and no longer become so.
+
+    Images that are made of others are all alike at the beginning.
+    """
     for what in _SPREADS:
         pasts = [chart.past(site, f"{what}/{network}") for site in chart.sites]
         spreads = [statistics.median(row) for row in zip(*filter(None, pasts), strict=False)]
         if len(spreads) < PAST:
             continue
         now = statistics.median(spreads[-_COLLAPSE_ROUNDS:])
-        never = what == "spread" and max(spreads) < _LITTLE_SPREAD
+        grows = now > 1.2 * statistics.median(spreads[:-_COLLAPSE_ROUNDS])
+        never = what == "spread" and max(spreads) < _LITTLE_SPREAD and not grows
         if now < _LITTLE_SPREAD and (never or now < 0.4 * max(spreads[:-_COLLAPSE_ROUNDS])):
             return (
                 f"samples of every site spread {now:.2f} times as far as real ones",

@@ -168,7 +168,8 @@ class Board:
             row = self.sites.setdefault(record.site, SiteRow(record.site))
             row.take(record, is_now=record.t >= self._since)
         elif isinstance(record, QualityRecord):
-            self.quality = record
+            if self.quality is None or record.version >= self.quality.version:
+                self.quality = record
             for site in record.site.split(", "):
                 one = self.sites.get(site)
                 if one is not None and one.state == "measuring":

@@ -56,7 +56,8 @@ class _Run:
         self.out, self.config = out, self.board.config
         self.summary = read_summary(path) if path.exists() else None
         self.rounds = [r for r in self.records if isinstance(r, RoundRecord)]
-        self.qualities = [r for r in self.records if isinstance(r, QualityRecord)]
+        found = [r for r in self.records if isinstance(r, QualityRecord)]
+        self.qualities = sorted(found, key=lambda record: record.version)
         self.events = [r for r in self.records if isinstance(r, EventRecord)]
         rows = sorted(self.board.sites.items())
         self.sites = {name: row for name, row in rows if row.versions}
@@ -99,8 +100,11 @@ def _cards(run: _Run) -> list[tuple[str, str, str]]:
     if sync:
         fewer = f"synchronous training: {sync[0]}, {sync[1]}"
     name, value, beside = run.board.quality_told()
-    happened = [event.event for event in run.events]
-    odd = f"{happened.count('rejoin')} rejoined, {happened.count('rejected')} rejected"
+    happened = Counter(event.event for event in run.events)  # of many refusals some are told
+    rejoins, rejected = happened["rejoin"], happened["rejected"]
+    if run.summary:
+        rejoins, rejected = run.summary.rejoins, run.summary.rejected
+    odd = f"{rejoins} rejoined, {rejected} rejected"
     private = run.summary.privacy if run.summary else {}
     measured = ""
     if run.summary:
@@ -130,7 +134,7 @@ def _charts(run: _Run) -> Iterator[Chart | None]:
         lines = {"EMA": figures("fd"), (floor := "floor (real against real)"): figures("fd_floor")}
         yield line_chart(title, lines, number_text, is_log=is_wide, reference=floor)
     elif run.qualities:  # a script's own
-        for name in list(run.qualities[-1].numbers)[:MOST_OWN]:
+        for name in sorted({name for q in run.qualities for name in q.numbers})[:MOST_OWN]:
             yield line_chart(f"{name} of the EMA weights", {"EMA": figures(name)}, number_text)
     yield from _per_site("Loss", run, lambda record: record.losses)
     # One point per step of the run, as sites may have a pace of their own: what all had sent.

@@ -50,6 +50,8 @@ EVERY = 16
 """Steps between two looks, at least, where a batch has as many samples as are examined."""
 FEWEST_EXAMINED, MOST_EXAMINED = 16, 64
 """Samples of each kind that `examine` is given: as many as a batch has, within these."""
+FEWEST_HELD_OUT = 24
+"""Held-out samples, for `memory/`: the same ones are compared each time, and few may be easy."""
 MOST_COMPARED = 4096
 """Samples of a shard that are kept, compared with each other and examined, at most."""
 MOST_BYTES = 64 << 20
@@ -139,7 +141,8 @@ class Vitals:
         gpus = [device] if device.type == "cuda" else []
         with evaluating(self._workload.networks.values()), lent_generators(gpus):
             figures: dict[str, Tensor] = examine(parts[0], parts[1], seed)
-        return figures
+        is_few = len(held_out.y) < FEWEST_HELD_OUT
+        return {n: v for n, v in figures.items() if not (is_few and n.startswith("memory/"))}
 
 
 def data_figures(x: Tensor) -> dict[str, Tensor]:

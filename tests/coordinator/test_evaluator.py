@@ -41,20 +41,24 @@ def test_of_own_data_all_are_asked_and_their_data_measured_together() -> None:
     evaluation = Evaluation(asks_all=True)
     live = ["s1", "s2", "s3"]
     assert evaluation.choose(live, ["s2"]) == live
-    others = {"kid": 0.2, "histogram": [1.0, 0.0], "two": [1.0]}
+    others = {"kid": 0.2, "histogram": [1.0, 0.0], "two": [1.0], "num_real": 20}
     evaluation.hear("s2", own(4, 2, 2.0, **others)._replace(evaluation_s=5.0))
     dark = safetensors.torch.save(add_prefix("moments", pack_comparisons([compare(*parts(1))])))
     evaluation.hear(
-        "s1", own(4, 1, kid=0.1, histogram=[0.5, 0.5], two=[1, 2])._replace(samples=dark)
+        "s1",
+        own(4, 1, kid=0.1, histogram=[0.5, 0.5], two=[1, 2], num_real=19)._replace(samples=dark),
     )
     assert findings(evaluation, live) == []
     assert evaluation.choose(live, []) == []
-    evaluation.hear("s3", own(4, 3, kid=0.6, histogram=[0, 1.0], two=3.0, precision=1.0))
+    evaluation.hear(
+        "s3", own(4, 3, kid=0.6, histogram=[0, 1.0], two=3.0, precision=1.0, num_real=31)
+    )
     (finding,) = findings(evaluation, live)
     assert (finding.sites, finding.version, finding.complaint) == (("s1", "s2", "s3"), 4, "")
     expected = merge_comparisons([[compare(*parts(seed))] for seed in (1, 2, 3)])
     histogram = finding.figures.pop("histogram")
-    assert histogram == [0.5, 0.5] and finding.figures == pytest.approx(expected | {"kid": 0.3})
+    expected |= {"kid": 0.3, "num_real": 70}
+    assert histogram == [0.5, 0.5] and finding.figures == pytest.approx(expected)
     assert finding.evaluation_s == 5.0, "the longest"
     assert float(safetensors.torch.load(finding.samples)["generated"][0, 0]) == 2.0
     assert evaluation.is_idle(live)

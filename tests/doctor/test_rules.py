@@ -9,8 +9,9 @@ from functools import partial
 
 import pytest
 
+from fedwan.doctor.diagnosis import Doctor, Finding
 from fedwan.output.records import RoundRecord
-from tests.doctor.records import NETWORKS, SITES, Bend, at, figures, told
+from tests.doctor.records import NETWORKS, SITES, Bend, at, figures, healthy, told
 
 
 def scaled(network: str, norm: float = 1.0, loss: float = 1.0) -> Bend:
@@ -232,3 +233,146 @@ def test_figures_that_are_unknown_or_odd_do_no_harm() -> None:
 
     told(bend)
     told(at("s1", bend))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_of_three_sites_the_odd_one_is_told_and_nobody_else(name: str) -> None:
+    bend, kind, *_ = CASES[name]
+    if name == "another scale":
+        bend = both(_without_smoothness, bend)
+    for site in SITES[:3]:
+        found = told(at(site, bend), rounds=20, sites=SITES[:3])
+        assert [(f.kind, f.site) for f in found] == [(kind, site)], name
+
+
+def test_a_shard_of_many_times_the_samples_makes_no_small_ones_of_two_others() -> None:
+    assert told(at("s1", figures(shard_samples=14_000.0)), sites=SITES[:3]) == []
+
+
+def in_fragments(num: int, bend: Bend, rounds: int) -> list[Finding]:
+    """As `told`, where each round's contribution leaves in so many parts."""
+    doctor, found = Doctor(), list[Finding]()
+    for version in range(1, rounds + 1):
+        for fragment in range(num):
+            part = [replace(bend(healthy(version, site)), fragment=fragment) for site in SITES]
+            if fragment < num - 1:  # a site looks at itself once in a round
+                part = [replace(record, figures={}) for record in part]
+            found += doctor.take(part)
+    return found
+
+
+@pytest.mark.parametrize("num", [1, 2, 4, 10])
+def test_losses_that_grow_everywhere_are_told_however_many_fragments_there_are(num: int) -> None:
+    def grow(record: RoundRecord) -> RoundRecord:
+        return scaled("generator", loss=2.0 ** max(0, record.version - 10))(record)
+
+    (finding,) = in_fragments(num, grow, 20)
+    assert (finding.kind, finding.site) == ("diverging", None) and finding.version in (16, 17)
+
+
+@pytest.mark.parametrize("num", [1, 2, 4, 10])
+def test_one_odd_round_is_no_fault_however_many_fragments_there_are(num: int) -> None:
+    for name, (bend, *_) in CASES.items():
+        assert in_fragments(num, at("s2", partial(_in_round, 5, bend)), 12) == [], name
+
+
+def test_a_site_that_takes_more_steps_than_others_and_goes_further_has_not_diverged() -> None:
+    def bend(record: RoundRecord) -> RoundRecord:
+        steps = 20 if record.site == "s1" else 3
+        norms = {"generator": (record.norms["generator"] or 0) * math.sqrt(steps)}
+        return replace(record, norms=norms, samples=32 * steps)
+
+    assert told(bend) == []
+    # Nor has one that takes fewer, whose steps are longer on average.
+    assert told(lambda record: replace(bend(record), samples=record.samples)) == []
+
+
+def seldom(
+    site: str, is_there: Callable[[int], bool], rate: Callable[[int], float]
+) -> list[Finding]:
+    """What is told where one site contributes in some rounds alone, under a schedule."""
+    doctor, found = Doctor(), list[Finding]()
+    for version in range(1, 101):
+        bend = figures(lr_generator=rate(version), lr_discriminator=rate(version))
+        here = [one for one in SITES if one != site or is_there(version)]
+        found += doctor.take([bend(healthy(version, one)) for one in here])
+    return found
+
+
+@pytest.mark.parametrize("absence", [range(4, 60), range(4, 80), range(4, 90), range(4, 20)])
+def test_a_site_that_comes_back_under_a_schedule_has_the_others_rate(absence: range) -> None:
+    for rate in (
+        lambda version: 1e-3 * (1 + math.cos(math.pi * version / 101)),
+        lambda version: 1e-3 * min(1.0, version / 30),
+    ):
+        assert seldom("s1", lambda version: version not in absence, rate) == []
+
+
+@pytest.mark.parametrize("every", [2, 3, 4, 6, 8])
+def test_a_site_that_is_merged_in_every_few_rounds_has_the_others_rate(every: int) -> None:
+    rate: Callable[[int], float] = lambda v: 1e-3 * (1 + math.cos(math.pi * v / 101))  # noqa: E731
+    assert seldom("s1", lambda version: version % every == 0, rate) == []
+
+
+def test_a_shard_of_few_samples_hides_no_divergence_of_all_sites() -> None:
+    def bend(record: RoundRecord) -> RoundRecord:
+        few = at("s1", figures(shard_samples=20.0))(record)
+        return scaled("generator", loss=1e4 if record.version > 20 else 1.0)(few)
+
+    found = [(f.kind, f.site) for f in told(bend, rounds=30)]
+    assert found == [("small_shard", "s1"), ("diverging", None)]
+
+
+def test_a_site_that_has_gone_hides_no_divergence_of_all_others() -> None:
+    doctor, found = Doctor(), list[Finding]()
+    for version in range(1, 40):
+        bend = both(
+            at("s1", CASES["fast"][0]),
+            scaled("generator", loss=1e4 if version > 25 else 1.0),
+        )
+        here = SITES if version < 8 else SITES[1:]
+        found += doctor.take([bend(healthy(version, site)) for site in here])
+    assert [(f.kind, f.site) for f in found] == [("learning_rate", "s1"), ("diverging", None)]
+
+
+def test_a_loss_that_is_not_finite_is_told_where_the_others_is_below_zero() -> None:
+    def bend(record: RoundRecord) -> RoundRecord:
+        is_odd = record.site == "s3" and record.version > 5
+        return replace(record, losses={"generator": None if is_odd else -0.1})
+
+    assert [(f.kind, f.site) for f in told(bend)] == [("diverging", "s3")]
+
+
+def of_a_script(**losses: float | None) -> Bend:
+    """A record without figures, with one network that is called otherwise than its losses."""
+    return lambda record: replace(record, losses=losses, norms={"unet": 2.0}, figures={})
+
+
+@pytest.mark.parametrize("loss", [None, 1e4])
+def test_a_scripts_loss_that_diverges_at_one_site_is_told(loss: float | None) -> None:
+    def bend(record: RoundRecord) -> RoundRecord:
+        is_odd = record.site == "s1" and record.version > 10
+        return of_a_script(train_loss=loss if is_odd else 0.5, tokens=1.0)(record)
+
+    (finding,) = told(bend, rounds=20)
+    assert (finding.kind, finding.site, finding.network) == ("diverging", "s1", "train_loss")
+
+
+def test_a_scripts_counter_is_no_loss() -> None:
+    bend: Bend = lambda record: of_a_script(loss=0.5, tokens=2.0**record.version)(record)  # noqa: E731
+    assert told(bend, rounds=20) == []
+
+
+def test_samples_that_still_become_more_diverse_have_not_collapsed() -> None:
+    spreads = [0.11, 0.15, 0.11, 0.12, 0.17, 0.15, 0.22, 0.31, 0.35, 0.52, 0.60, 0.65, 0.70, 0.71]
+    assert told(by_round("spread_generator", lambda version: spreads[version - 1]), 14) == []
+    (finding,) = told(by_round("spread_generator", lambda version: 0.2))
+    assert (finding.kind, finding.site) == ("collapse", None)
+
+
+def test_a_network_that_does_not_move_keeps_no_stale_site_hidden() -> None:
+    def bend(record: RoundRecord) -> RoundRecord:
+        own = 0.6 if record.site == "s2" else -0.1
+        return replace(record, backward={"discriminator": own, "generator": own, "head": 0.0})
+
+    assert [(f.kind, f.site) for f in told(bend)] == [("stale", "s2")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,17 +12,18 @@ from fedwan.config import dump
 from fedwan.errors import ConfigError
 from fedwan.output.outputs import Outputs
 from fedwan.output.report import write_report
-from tests.output.runs import make_config, round_row, write_run
+from tests.output.runs import TOTALS, make_config, quality_row, round_row, write_run
 
 
 def test_a_script_s_own_figures_and_losses_bear_its_names_once(tmp_path: Path) -> None:
     with Outputs(make_config(tmp_path), tmp_path) as outputs:
-        for step in (0, 10):
+        for step in (0, 10, 20):
             row = {"kind": "quality", "version": step // 10, "step": step, "site": "s1"}
-            outputs.record(row | {"val_mse": 0.25 / (1 + step), "accuracy": 0.5})
+            finite = {"accuracy": 0.5} if step < 20 else {"accuracy": float("nan")}
+            outputs.record(row | {"val_mse": 0.25 / (1 + step), **finite})
         outputs.record(round_row(1, "s1") | {"losses": {"loss": 0.7}})
     html = (tmp_path / "report.html").read_text()
-    assert "Fréchet" not in html and "val_mse 0.0227" in html
+    assert "Fréchet" not in html and ">0.0119<" in html
     assert "val_mse of the EMA weights" in html and "accuracy of the EMA weights" in html
     assert "<figcaption>Loss</figcaption>" in html
 
@@ -48,6 +50,19 @@ def test_a_finished_run_is_one_page_that_needs_nothing_else(tmp_path: Path) -> N
     assert not re.search(r"https?://|<script|<link|@import|url\(", html)
     assert all(source.startswith("data:") for source in re.findall(r'src="([^"]*)', html))
     assert "prefers-color-scheme:dark" in html
+
+
+def test_of_many_refusals_the_page_says_how_many_there_were_and_a_late_answer_is_not_the_newest(
+    tmp_path: Path,
+) -> None:
+    with Outputs(make_config(tmp_path), tmp_path) as outputs:
+        write_run(outputs, finish=False)
+        outputs.event("rejected", "s1", "contribution of s1 refused: not finite")
+        outputs.record(quality_row(1, 30.0))  # of a site that took its time
+        outputs.finish(replace(TOTALS, rejected=11), 12.5, 2, 500, "ab" * 32)
+    html = write_report(tmp_path).read_text()
+    assert "1 rejoined, 11 rejected" in html
+    assert "10.0 times the floor" in html  # 4 for 0.4, of version 2
 
 
 def test_a_run_that_has_only_begun_has_a_report_too_and_a_folder_without_one_is_refused(

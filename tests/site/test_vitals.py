@@ -41,7 +41,7 @@ class Examined(TinyWorkload):
 
 def look(workload: TinyWorkload, h: int, steps: int, batch_size: int = 16) -> list[int]:
     """Steps after which figures were told."""
-    shard = tiny_shard(0)
+    shard = tiny_shard(0, 24)
     one = Vitals(workload, shard, h, batch_size, 0, "s1")
     batch = Batch(shard.train.batch.x[:batch_size], shard.train.batch.y[:batch_size])
     return [step for step in range(1, steps + 1) if one.after_step(batch, step)]
@@ -59,7 +59,7 @@ def test_figures_are_told_right_before_a_contribution_and_not_too_often(
 
 def test_rates_gradients_and_the_workloads_own_figures_are_told() -> None:
     workload = Examined()
-    shard = tiny_shard(0)
+    shard = tiny_shard(0, 24)
     one = Vitals(workload, shard, 16, 16, 0, "s1")
     batch = Batch(shard.train.batch.x[:4], shard.train.batch.y[:4])
     workload.step(batch, NamedGenerators(0, "s1"), keep_local)
@@ -71,6 +71,15 @@ def test_rates_gradients_and_the_workloads_own_figures_are_told() -> None:
     assert float(figures["memory/net"]) == 0.5
     assert all(value.dim() == 0 for value in figures.values())
     assert "x/smooth" not in figures, "points have no neighbours"
+
+
+@pytest.mark.parametrize("num", [23, 24])
+def test_few_held_out_samples_tell_of_no_memory(num: int) -> None:
+    x, y = torch.randn(num, 2), torch.zeros(num, dtype=torch.long)
+    shard = Shard(train=InMemory(Batch(x, y)), held_out=Batch(x, y), public=False)
+    workload = Examined()
+    found = Vitals(workload, shard, 16, 16, 0, "s1").after_step(Batch(x, y), 16)
+    assert ("memory/net" in found) == (num >= 24) and len(workload.seen) == 1
 
 
 def test_a_workload_that_cannot_be_examined_trains_on(caplog: pytest.LogCaptureFixture) -> None:
