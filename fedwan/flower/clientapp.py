@@ -37,6 +37,8 @@ from fedwan.site.assignment import (
 
 _POLL_S = 0.1
 _GRACE_S = 3.0
+_LONGEST_TEXT = 10_000
+"""Of an answer, of which a coordinator keeps the beginning."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ def answer_ticket(message: Message) -> Message:
     except FedwanError as caught:
         error = caught
     ended = Status.of().ended(error)
-    record = {"site": site.site, "outcome": ended.outcome, "text": ended.text}
+    record = {"site": site.site, "outcome": ended.outcome, "text": ended.text[:_LONGEST_TEXT]}
     return Message(RecordDict({RECORD: ConfigRecord(dict(record))}), reply_to=message)
 
 

@@ -31,6 +31,9 @@ from fedwan.protocol.limits import Allowance
 
 # Of a site at once; a SuperNode has its heartbeat, its question, and two objects each way.
 _MOST_CALLS = 8
+# One that waits for its ticket asks three times a second; SuperLink logs what it cannot answer.
+_CALLS_IN_A_ROW = 120
+_ANOTHER_CALL_AFTER_S = 0.2
 _HEADERS_S = 10.0
 # A SuperNode's forwarder keeps few; one that says nothing costs 300 kB until it is ended.
 _CONNECTIONS_PER_SITE = 16
@@ -139,6 +142,9 @@ class FrontDoor(Relay):
         self._admission = Admission(identity)
         self._nodes = Nodes()
         self._calls: Counter[str] = Counter()
+        self._rates = defaultdict[str, Allowance](
+            lambda: Allowance(_CALLS_IN_A_ROW, _ANOTHER_CALL_AFTER_S)
+        )
         bound = listen(config.link.door, "link.door")
         most = config.num_sites * _CONNECTIONS_PER_SITE + _SILENT_CONNECTIONS
         listener = _Listener(bound, most, partial(self._tell, ""))
@@ -160,8 +166,13 @@ class FrontDoor(Relay):
         certificate = peer_of(Request(scope))
         assert certificate is not None, "TLS lets nobody in without one"
         site = common_name(certificate)
+        text = ""
         if self._calls[site] >= _MOST_CALLS:
             text = f"site {site} has {_MOST_CALLS} calls under way, and no more are its share"
+        elif not self._rates[site].spend(time.monotonic()):
+            a_second = 1 / _ANOTHER_CALL_AFTER_S
+            text = f"site {site} makes more than {a_second:g} calls a second, and no more are taken"
+        if text:
             self._tell(site, text)
             await reply(503, text)(scope, receive, send)
             return

@@ -38,8 +38,10 @@ from fedwan.link.admission import Renewable
 from fedwan.link.tls import Identity, common_name
 from fedwan.protocol.limits import Refusals
 
-# A call carries the answer to a ticket, a few kilobytes; bundle and tickets go the other way.
-_MAX_BODY_BYTES = 1 << 20
+# What a SuperNode sends is some hundred bytes; bundle and tickets go the other way. SuperLink logs
+# what it is asked for, and keeps what an answer announces: of each object what one call carries.
+_MOST_BYTES = {b"/v1/fleet/push-messages": 1 << 14, b"/v1/fleet/push-object": 1 << 16}
+_MOST_BYTES_ELSE = 1 << 10
 _BODY_S = 60.0
 _HANDSHAKE_S = 10.0
 # What OpenSSL says of a certificate that no authority here has signed.
@@ -214,10 +216,11 @@ class Relay(ABC):
             if status == 403:  # for the site's owner to mend
                 answer.headers[_REFUSED] = "1"
             return answer
-        body = await _read(request)
+        most = _MOST_BYTES.get(path, _MOST_BYTES_ELSE)
+        body = await _read(request, most)
         if body is None:
-            self._tell(name, f"{who} sent no whole body, or one of over {_MAX_BODY_BYTES} bytes")
-            return reply(413, f"a body has at most {_MAX_BODY_BYTES} bytes")
+            self._tell(name, f"{who} sent no whole body, or one of over {most} bytes")
+            return reply(413, f"a body of this call has at most {most} bytes")
         headers = kept_headers(request.headers) | {"accept-encoding": "identity"}
         return await self._pass_on(path.decode("ascii"), body, headers)
 
@@ -314,14 +317,14 @@ def kept_headers(headers: Any) -> dict[str, str]:
     return {key: value for key, value in headers.items() if key.lower() not in _DROPPED}
 
 
-async def _read(request: Request) -> bytes | None:
+async def _read(request: Request, most: int) -> bytes | None:
     """A request's body; None if it is too long, or does not come to its end in time."""
     body = bytearray()
     try:
         async with asyncio.timeout(_BODY_S):
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > _MAX_BODY_BYTES:
+                if len(body) > most:
                     return None
     except (ClientDisconnect, TimeoutError):
         return None

@@ -17,7 +17,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -42,6 +43,10 @@ RECORD = "fedwan"
 _TTL_S = 60.0 * 60 * 24 * 90
 _POLL_S = 1.0
 _LONGEST_WAIT_S = 60.0
+_PULL_S = 2.0
+"""For an answer that SuperLink has; who announces one and does not send it holds up nobody."""
+_PULLS_AT_ONCE = 8
+"""Sites that are asked for in one look, in turn: each costs SuperLink a query."""
 _LONGEST_TEXT, _LONGEST_NAME = 1000, 64
 
 _log = logging.getLogger(__name__)
@@ -71,6 +76,9 @@ class _Node:
     due_at: float = 0.0
     """When it may have the next one; never, once it is done or refused."""
     backoff: Backoff = field(default_factory=lambda: Backoff(_LONGEST_WAIT_S))
+    asked_at: float = 0.0
+    answer: Future[list[Message]] | None = None
+    """Being pulled."""
 
 
 class TicketSender:
@@ -119,26 +127,40 @@ class TicketSender:
 
     def look(self) -> None:
         """Collect answers once, then send the tickets that are due."""
-        holders = {node.ticket: node for node in self._nodes.values() if node.ticket}
-        for answer in self._pull(holders):
-            if node := holders.get(answer.metadata.reply_to_message_id):
-                self._settle(node, answer)
+        idle = (node for node in self._nodes.values() if node.ticket and node.answer is None)
+        asked = sorted(idle, key=lambda node: node.asked_at)[:_PULLS_AT_ONCE]
+        wait([self._pull(node) for node in asked], _PULL_S)
+        trouble: Exception | None = None
+        for node in self._nodes.values():
+            if (answer := node.answer) is None or not answer.done():
+                continue
+            node.answer = None
+            try:
+                for message in answer.result():
+                    self._settle(node, message)
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code == httpx.codes.INTERNAL_SERVER_ERROR:
+                    self._again(node, "SuperLink lost a ticket")  # at which it fails
+                else:
+                    trouble = error
+            except Exception as error:
+                trouble = error
         self._send(sorted(self._grid.get_node_ids()))
+        if trouble is not None:
+            raise trouble
 
-    def _pull(self, holders: Mapping[str, _Node]) -> list[Message]:
-        if not holders:
-            return []
-        try:
-            return list(self._grid.pull_messages(list(holders)))
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code != httpx.codes.INTERNAL_SERVER_ERROR:
-                raise
-        # SuperLink fails on a ticket it no longer knows, and answers for none of the others.
-        if len(holders) > 1:
-            return [answer for item in holders.items() for answer in self._pull(dict([item]))]
-        for node in holders.values():
-            self._again(node, "SuperLink lost a ticket")
-        return []
+    def _pull(self, node: _Node) -> Future[list[Message]]:
+        node.asked_at, node.answer = self._clock(), (answer := Future[list[Message]]())
+
+        def pull() -> None:
+            try:
+                answer.set_result(list(self._grid.pull_messages([node.ticket])))
+            except Exception as error:
+                answer.set_exception(error)
+
+        # Flower waits for up to two hours for what was announced; no exit waits for this thread.
+        threading.Thread(target=pull, name="answer", daemon=True).start()
+        return answer
 
     def _settle(self, node: _Node, answer: Message) -> None:
         if answer.has_error() and answer.error.code == ErrorCode.NODE_UNAVAILABLE:

@@ -43,6 +43,8 @@ class FakeSuperLink(http.server.ThreadingHTTPServer):
         self.requests: list[tuple[str, bytes, dict[str, str]]] = []
         self.statuses: list[int | None] = []
         """Of the next answers, None for none at all; 200 after them."""
+        self.content: bytes | None = None
+        """Of all answers, in place of what was asked."""
         self.num_empty = 0
         """Next answers that hold nothing."""
         fake = self
@@ -57,6 +59,7 @@ class FakeSuperLink(http.server.ThreadingHTTPServer):
                 if status is None:
                     self.close_connection = True
                     return
+                body = body if fake.content is None else fake.content
                 if fake.num_empty:
                     fake.num_empty, body = fake.num_empty - 1, b""
                 self.send_response(status)

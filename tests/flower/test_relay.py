@@ -80,7 +80,7 @@ def post(forwarder: Forwarder, path: str = PULL, content: bytes = b"x") -> httpx
 def test_a_sites_fleet_call_reaches_superlink_and_back(
     door: FrontDoor, superlink: Any, identities: Path
 ) -> None:
-    body = bytes(range(256)) * 4096
+    body = bytes(range(256)) * 4
     with client_of(identities / "s1") as client:
         headers = {"flwr-signature": "abc", "content-type": "application/x-protobuf"}
         answer = client.post(url(door), content=body, headers=headers)
@@ -216,14 +216,31 @@ def test_a_site_has_its_share_of_the_door_s_calls_and_of_its_log(
             eventually(lambda: ("s1", text) in told)
         with client_of(identities / "s2") as other:
             assert other.post(url(door)).status_code == 200
-            answer = other.post(url(door), content=bytes((1 << 20) + 1))
-            assert answer.status_code == 413
+            for name, most in (("pull", 1 << 10), ("push", 1 << 14)):
+                to = url(door, f"/v1/fleet/{name}-messages")
+                assert other.post(to, content=bytes(most)).status_code == 200
+                assert other.post(to, content=bytes(most + 1)).status_code == 413
     caplog.clear()
     with client_of(identities / "s1") as client:
         eventually(lambda: client.post(url(door)).status_code == 200)
         for number in range(12):
             assert client.post(url(door, f"/{number}")).status_code == 404
     assert 1 <= len([r for r in caplog.records if "site s1" in r.getMessage()]) <= 9
+
+
+def test_a_site_that_never_stops_calling_is_held_to_a_rate_and_others_are_not(
+    door: FrontDoor,
+    superlink: Any,
+    identities: Path,
+    told: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(front_door, "_ANOTHER_CALL_AFTER_S", 60.0)
+    with client_of(identities / "s1") as greedy, client_of(identities / "s2") as other:
+        answers = [greedy.post(url(door)).status_code for _ in range(125)]
+        assert answers == [200] * 120 + [503] * 5 and len(superlink.requests) == 120
+        assert other.post(url(door)).status_code == 200
+    eventually(lambda: [site for site, text in told if "calls a second" in text] == ["s1"])
 
 
 def test_who_shows_no_site_s_certificate_gets_no_session(
@@ -454,23 +471,26 @@ def test_a_site_that_trusts_another_authority_now_takes_no_door_of_the_first(
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
 def test_code_that_is_neither_the_installed_fedwan_s_nor_approved_is_handed_to_nobody(
-    door: FrontDoor, identities: Path
+    door: FrontDoor, superlink: Any, identities: Path
 ) -> None:
-    """SuperLink's stand-in answers with what it is asked."""
     own = build_fab(installed_app())
 
     def bundle(content: bytes) -> bytes:
         return bytes(GetFabResponse(fab=Fab(hash_str="x", content=content)).SerializeToString())
 
+    def ask(forwarder: Forwarder, answered: bytes) -> httpx.Response:
+        superlink.content = answered
+        return post(forwarder, FAB)
+
     sha256 = hashlib.sha256(own + b"0").hexdigest()
     with forwarding(identities / "s1", door.port) as forwarder:
-        assert post(forwarder, FAB, bundle(own)).status_code == 200 and forwarder.refusal is None
+        assert ask(forwarder, bundle(own)).status_code == 200 and forwarder.refusal is None
         for content in (bundle(own + b"0"), b"\xff"):
-            answer = post(forwarder, FAB, content)
+            answer = ask(forwarder, content)
             assert answer.status_code == 403 and own not in answer.content
         assert "no bundle where one was asked for" in str(forwarder.refusal)
-        post(forwarder, FAB, bundle(own + b"0"))
+        ask(forwarder, bundle(own + b"0"))
         assert f"add a line bundles: [{sha256}] to SITE.yaml" in str(forwarder.refusal)
     with forwarding(identities / "s1", door.port, [sha256]) as forwarder:
         for more, status in ((b"", 200), (b"0", 200), (b"1", 403)):
-            assert post(forwarder, FAB, bundle(own + more)).status_code == status
+            assert ask(forwarder, bundle(own + more)).status_code == status

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterable
 
@@ -25,6 +26,9 @@ class FakeGrid:
         self.sent: list[Message] = []
         self.answers: dict[str, Message] = {}
         self.forgotten: set[str] = set()
+        self.announced: set[str] = set()
+        """Answers whose content does not come before `are_sent`."""
+        self.are_sent = threading.Event()
         self.away = False
 
     def get_node_ids(self) -> Iterable[int]:
@@ -42,6 +46,8 @@ class FakeGrid:
         if self.away:
             raise httpx.ConnectError("SuperLink is away")
         ids = list(message_ids)
+        if self.announced & set(ids):
+            self.are_sent.wait()
         if self.forgotten & set(ids):
             request = httpx.Request("POST", "http://superlink")
             response = httpx.Response(500, request=request)
@@ -163,6 +169,28 @@ def test_a_ticket_that_superlink_forgot_hides_no_other_answer() -> None:
     office.grid.forgotten.add(office.grid.sent[0].metadata.message_id)
     office.grid.answer(1, site="s2", outcome="done", text="")
     assert office.look() == [11, 12, 11]
+
+
+def test_an_answer_that_is_announced_and_not_sent_holds_up_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serverapp, "_PULL_S", 0.1)
+    office = Office(11, 12)
+    office.grid.announced.add(office.grid.sent[0].metadata.message_id)
+    office.grid.fail(1, 2, "ValueError")
+    office.grid.nodes.add(13)
+    assert office.look(5, every_s=1) == [11, 12, 12, 13]
+    assert sum(thread.name == "answer" for thread in threading.enumerate()) == 1
+    office.grid.fail(0, 2, "ValueError")
+    office.grid.are_sent.set()
+    eventually(lambda: office.look(every_s=1) == [11, 12, 12, 13, 11])
+
+
+def test_of_many_holders_each_is_asked_in_turn() -> None:
+    office = Office(*range(20))
+    office.grid.fail(19, 2, "ValueError")
+    office.grid.fail(0, 2, "ValueError")
+    assert office.look(5, every_s=1) == [*range(20), 0, 19]
 
 
 def test_tickets_go_out_from_the_thread_and_trouble_is_said_once(
