@@ -30,7 +30,7 @@ from fedwan.flower import private_port, processes
 from fedwan.flower.front_door import FrontDoor
 from fedwan.flower.private_port import HOST
 from fedwan.flower.processes import Service
-from fedwan.flower.site_file import SiteData, SiteFile, load_site
+from fedwan.flower.site_file import SiteData, SiteFile, load_site, scripted_sha256
 from fedwan.flower.status import RUN, Start, Status, clientapp_files, serverapp_files, service_file
 from fedwan.link import pki
 from fedwan.output.board import read_run
@@ -324,6 +324,7 @@ def _site_services(
                 dir=str(folder),
                 # Who starts all sites speaks for their owners.
                 data=SiteData(show_samples=True),
+                bundles=[found] if (found := scripted_sha256(config)) else [],
                 command=start[0],
                 folder=start[1],
             ).write(path)

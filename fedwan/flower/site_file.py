@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -53,7 +54,8 @@ class SiteFile:
     recipes: list[str] = field(default_factory=list)
     """Recipes that may run here, of those that are installed; empty for all of them."""
     bundles: list[str] = field(default_factory=list)
-    """SHA-256 of the coordinator's code for sites, where it is not the installed fedwan's own."""
+    """SHA-256 of code that the coordinator sends or names and that is no installed package:
+    its app for sites, where it is not the installed fedwan's own, and TorchScript files."""
     folder: str = ""
     """Where `command` starts; the file's own folder unless it says otherwise."""
 
@@ -99,7 +101,11 @@ def assignment_path(site: SiteFile) -> Path:
 
 
 def _imported(config: Config) -> Iterator[tuple[str, str]]:
-    """What a run has a site import, besides fedwan."""
+    """What a run has a site import, besides fedwan's own."""
+    if "." in config.strategy:
+        yield "strategy", config.strategy
+    if config.workload == COMMAND:
+        return
     yield "workload", config.workload
     if config.eval.features:
         from fedwan.metrics.network import named_function  # torch comes with it
@@ -108,15 +114,37 @@ def _imported(config: Config) -> Iterator[tuple[str, str]]:
             yield "eval.features", named[0]
 
 
+def scripted_sha256(config: Config) -> str:
+    """Of the TorchScript file that `eval.features` names; empty where it names none.
+
+    Such a file is code: it can read and write what its user can.
+    """
+    path = Path(config.eval.features)
+    if config.workload == COMMAND or not (config.eval.features and path.is_file()):
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_code(config: Config, site: SiteFile) -> None:
+    """Refuse what a site's owner has not allowed to run."""
+    for key, name in _imported(config) if site.recipes else ():
+        if name not in site.recipes:
+            raise ConfigError(
+                f"{key} = {name!r} is not among the recipes that this site allows "
+                f"({', '.join(site.recipes)}); its owner can add it to `recipes` in SITE.yaml"
+            )
+    if (found := scripted_sha256(config)) and found not in site.bundles:
+        raise ConfigError(
+            f"eval.features = {config.eval.features!r} is code that this site has not allowed; its "
+            f"owner can add a line bundles: [{found}] to SITE.yaml"
+        )
+
+
 def find_command(config: Config, site: SiteFile) -> tuple[list[str], str]:
     """Words of what a run has a site run, and the folder that they start in."""
+    _check_code(config, site)
     if config.workload != COMMAND:
-        for key, name in _imported(config) if site.recipes else ():
-            if name not in site.recipes:
-                raise ConfigError(
-                    f"{key} = {name!r} is not among the recipes that this site allows "
-                    f"({', '.join(site.recipes)}); its owner can add it to `recipes` in SITE.yaml"
-                )
         launcher = [sys.executable, "-m"]
         if config.site.processes > 1:
             launcher += ["torch.distributed.run", "--nnodes", "1", "--rdzv-backend", "c10d"]

@@ -5,8 +5,10 @@ width) and gives features (N, features); one whose `forward` has `return_feature
 have, is asked for them. Or the folder of a transformers vision model (DINOv2, CLIP, ...), which
 gives its pooled output of images that are resized and normalised as the folder says.
 
-Neither runs Python of its own. Or `package.module:function` of an installed package: the function
-gets a device, and gives a callable of images (N, 3, height, width) in [-1, 1] on it, to features.
+Neither runs Python of its own, but TorchScript reads and writes files: a site loads those alone
+whose SHA-256 its owner allows (`fedwan.flower.site_file`). Or `package.module:function` of an
+installed package: the function gets a device, and gives a callable of images (N, 3, height, width)
+in [-1, 1] on it, to features.
 """
 
 from __future__ import annotations

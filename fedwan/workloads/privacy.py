@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedwan.config import Config
+from fedwan.config import Config, hash_config
 from fedwan.errors import CheckpointError, ConfigError
 from fedwan.files import replace_bytes
 from fedwan.privacy import EPSILON, Spending
@@ -34,9 +34,9 @@ class Privacy(Spending):
 
     All draws follow from the secret, which stays at the site, and from where the run stands:
     whoever repeats steps from the same weights repeats their bits, which tell nothing new, and from
-    other weights or on a shard of another number of samples nobody sees the same noise again. Such
-    steps count once more, also where the site's checkpoint and the coordinator have gone back to
-    before them.
+    other weights, with other settings or on a shard of another number of samples nobody sees the
+    same noise again. Such steps count once more, also where the site's checkpoint and the
+    coordinator have gone back to before them. The budget is the one that the folder began with.
     """
 
     def __init__(self, config: Config, num_samples: int, folder: Path) -> None:
@@ -57,6 +57,9 @@ class Privacy(Spending):
         super().__init__(config.privacy, num_samples, "samples", self._rate, config.steps)
         self._path = folder / "privacy.json"
         self._start, self._h, self._num_steps = "", 0, config.steps
+        self._settings = hash_config(config).hex()
+        kept = config.privacy
+        self._terms = [kept.epsilon, kept.delta, kept.unit, config.steps, batch]
         self._rounds: dict[str, list[str]] = {}
         """By the first step of a round, the weights and places in the data that it began at."""
         self._read()
@@ -68,14 +71,21 @@ class Privacy(Spending):
         try:
             kept = json.loads(self._path.read_bytes())
             self.secret, self._rounds = bytes.fromhex(kept["secret"]), dict(kept["rounds"])
+            began = kept["budget"]
         except (ValueError, KeyError, TypeError):
             raise CheckpointError(
                 f"{self._path} is damaged; move {self._path.parent} away: all steps so far count "
                 "as spent"
             ) from None
+        if began != self._terms:
+            raise ConfigError(
+                f"this run's budget is {self._terms} (epsilon, delta, unit, steps, batch) where "
+                f"it began with {began}, see {self._path}; set them as they were, or begin a new "
+                "run, which spends a budget of its own"
+            )
 
     def _write(self) -> None:
-        kept = {"secret": self.secret.hex(), "rounds": self._rounds}
+        kept = {"secret": self.secret.hex(), "rounds": self._rounds, "budget": self._terms}
         replace_bytes(self._path, json.dumps(kept).encode(), mode=0o600)
 
     def seed(self) -> int:
@@ -93,7 +103,7 @@ class Privacy(Spending):
         A site that has nothing to show of a run's earlier steps has lost its folder: it made noise
         for them, and maybe for one more round, which must count.
         """
-        self._start = f"{weights} {taken} {self._num_samples}"
+        self._start = f"{weights} {taken} {self._num_samples} {self._settings}"
         self._h, self.steps = h, step
         self._read()  # another process of this site may have written there since
         if step and not self._rounds:

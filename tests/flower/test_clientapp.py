@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -368,3 +369,25 @@ def test_of_modules_to_see_images_through_a_site_imports_those_that_its_owner_na
     with pytest.raises(ConfigError, match="eval.features = 'json.tool' is not among the recipes"):
         find_command(config, SiteFile(recipes=["flow"]))
     find_command(config, SiteFile(recipes=["flow", "json.tool"]))
+
+
+def test_a_strategy_that_is_no_page_of_fedwan_s_is_imported_where_its_owner_names_it() -> None:
+    for workload, allowed in (("flow", ["flow"]), ("command", ["flow"])):
+        config = Config(workload=workload, strategy="json.tool")
+        with pytest.raises(ConfigError, match="strategy = 'json.tool' is not among the recipes"):
+            find_command(config, SiteFile(recipes=allowed, command="true"))
+    find_command(config, SiteFile(recipes=["json.tool"], command="true", folder="/"))
+
+
+def test_a_torchscript_file_is_code_that_a_site_s_owner_allows_by_its_hash(tmp_path: Path) -> None:
+    path = tmp_path / "features.pt"
+    path.write_bytes(b"PK")
+    config = Config(workload="flow", eval=EvalConfig(features=str(path)))
+    sha256 = hashlib.sha256(b"PK").hexdigest()
+    for bundles in ([], ["0" * 64]):
+        with pytest.raises(ConfigError, match=rf"is code .* add a line bundles: \[{sha256}\]"):
+            find_command(config, SiteFile(bundles=bundles))
+    find_command(config, SiteFile(bundles=[sha256]))
+    path.write_bytes(b"PK, another one")
+    with pytest.raises(ConfigError, match="is code that this site has not allowed"):
+        find_command(config, SiteFile(bundles=[sha256]))

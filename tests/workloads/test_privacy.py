@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +14,7 @@ from opacus.accountants import RDPAccountant
 from torch import Tensor, nn
 
 from fedwan.app import load_run
-from fedwan.config import Config, DataConfig, PrivacyConfig
+from fedwan.config import Config, DataConfig, InnerConfig, PrivacyConfig
 from fedwan.data import InMemory, Loader
 from fedwan.errors import CheckpointError, ConfigError
 from fedwan.rng import NamedGenerators, derive_seed
@@ -306,3 +307,26 @@ def test_a_shard_with_a_sample_less_has_other_noise_and_counts(tmp_path: Path) -
         spent.append(dict(privacy.taken()))
     assert not torch.equal(*made)
     assert spent == [{1: 20}, {2: 20}]
+
+
+def test_with_any_other_setting_noise_is_another_and_counts(tmp_path: Path) -> None:
+    made, spent = [], []
+    for lr in (1e-3, 2e-3):
+        settings = replace(config(), inner={"velocity": InnerConfig(lr=lr)})
+        privacy = Privacy(settings, 400, tmp_path)
+        privacy.begin_round(0, 20, "a", 0)
+        made.append(gradient(privacy, torch.zeros(0, 5)))
+        spent.append(dict(privacy.taken()))
+    assert not torch.equal(*made)
+    assert spent == [{1: 20}, {2: 20}]
+
+
+@pytest.mark.parametrize(
+    "other", [{"epsilon": 8.0}, {"delta": 1e-4}, {"clip": 40.0}, {"batch": 2 * SIZE}]
+)
+def test_a_budget_stays_what_the_folder_began_with(tmp_path: Path, other: dict[str, Any]) -> None:
+    secret = private(tmp_path).secret
+    with pytest.raises(ConfigError, match="this run's budget is .* where it began with") as told:
+        private(tmp_path, **other)
+    assert "\n" not in str(told.value)
+    assert private(tmp_path).secret == secret
