@@ -98,7 +98,10 @@ class Federation:
         self._untold: dict[str, dict[str, float]] = defaultdict(dict)
         """Time and bytes of each site's refusals since the last one that was told."""
         self._joins: dict[str, Allowance] = defaultdict(Allowance)
-        """Of new sessions, each of which is in the journal."""
+        """Of new sessions, each of which is in the journal, and of layouts to be read."""
+        self._reading = threading.Lock()
+        self.false_openers: set[str] = set()
+        """Sites that have sent other initial weights than they had said."""
         self.began = time.time()
         """When the run began, however often it was started, in Unix seconds."""
         self._began_s = self._looked_s = time.monotonic()
@@ -165,6 +168,7 @@ class Federation:
         """The initial weights that are here are not those that the sites agreed on."""
         with self.changed:
             site, self.initial = self.registry.opener, None
+            self.false_openers.add(site)
         self._refuse(site, text)
 
     def set_model(self, model: GlobalModel) -> None:

@@ -36,6 +36,7 @@ MAX_WAIT_S = 10.0
 _WEIGHTS = (wire.DownloadRequest.GLOBAL, wire.DownloadRequest.EMA, wire.DownloadRequest.OUTER)
 _ACCEPTED = wire.Receipt(status=wire.Receipt.ACCEPTED)
 _INCOMPLETE = wire.Receipt(status=wire.Receipt.INCOMPLETE)
+_TOO_OFTEN = "{} has joined too often; it is let in again in a while"
 Call = TypeVar("Call", bound=Callable[..., Any])
 
 
@@ -62,9 +63,15 @@ class Servicer(Federation):
     def join(self, site: str, hello: wire.Hello) -> wire.Welcome:
         try:
             bound(hello, self.passed_s())
-            # Before the lock. Until there are weights to take over, its own are what counts.
+            with self.changed:
+                self._check_join(site, hello)
+                is_known = self.agreement.knows(hello.layout_json)
+                if not is_known and not self._joins[site].spend(time.monotonic()):
+                    return wire.Welcome(is_waiting=True, text=_TOO_OFTEN.format(site))
+            # Until there are weights to take over, its own are what counts.
             checkpoint = hello.checkpoint if self.model else 0
-            claim = self.agreement.claim(Claim.of(hello), checkpoint)
+            with self._reading:  # a layout takes long, and much memory: one at a time
+                claim = self.agreement.claim(Claim.of(hello), checkpoint)
             if self.masking and (problem := self.masking.objection(site, hello.card)):
                 raise PayloadError(problem)
             objection = self.agreement.objection(site, claim)
@@ -72,15 +79,8 @@ class Servicer(Federation):
             self._refuse(site, f"site {site}'s {error}")
             return wire.Welcome(refusal=f"site {site}'s {error}")
         with self.changed:
-            self.registry.check(site)
+            self._check_join(site, hello)
             rounds, refusal = self._rounds, ""
-            # What is no fault of the site's: it gets another ticket, for the next start.
-            if hello.run_id != self._run_id:
-                raise SessionLost(f"site is of run {hello.run_id}, this is {self._run_id}")
-            if hello.config_sha256 != self._config_sha256:
-                raise SessionLost(f"the run was started again with other settings; {JOIN_FIRST}")
-            if self.stop_text and rounds is None:  # else the site hears of it by a signal
-                raise SessionLost(f"the run is over: {self.stop_text}")
             if self.masking:
                 refusal = self.masking.conflict(site, hello.card)
             refusal = refusal or self.agreement.join(site, hello, claim, objection)
@@ -99,8 +99,7 @@ class Servicer(Federation):
                 raise SessionLost(f"site {site!r} is at other versions than the run; {JOIN_FIRST}")
             is_other = self.registry.sites[site].session != hello.session
             if is_other and not self._joins[site].spend(now_s):
-                text = f"{site} has joined too often; it is let in again in a while"
-                return wire.Welcome(is_waiting=True, text=text)
+                return wire.Welcome(is_waiting=True, text=_TOO_OFTEN.format(site))
             is_new = self.registry.admit(site, hello.session, now_s)
             self._follow()
             if is_new:
@@ -112,6 +111,20 @@ class Servicer(Federation):
                 start=self.start_id,
                 **(self.masking.welcome() if self.masking else {}),
             )
+
+    def _check_join(self, site: str, hello: wire.Hello) -> None:
+        """Send a site away that may not join; what is no fault of its gets it another ticket.
+
+        First of all one of another run, which somebody on the path may have led here: what it is
+        told of its standing would be final.
+        """
+        if hello.run_id != self._run_id:
+            raise SessionLost(f"site is of run {hello.run_id}, this is {self._run_id}")
+        self.registry.check(site)
+        if hello.config_sha256 != self._config_sha256:
+            raise SessionLost(f"the run was started again with other settings; {JOIN_FIRST}")
+        if self.stop_text and self._rounds is None:  # else the site hears of it by a signal
+            raise SessionLost(f"the run is over: {self.stop_text}")
 
     def _note_join(self, site: str, hello: wire.Hello) -> None:
         """A process has been let in."""
@@ -178,7 +191,8 @@ class Servicer(Federation):
         except PayloadError as error:
             problem = str(error)
         with self.changed:
-            self.registry.find(site)
+            if report.run_id == self._run_id:
+                self.registry.find(site)
             present, version = self.rounds.version, report.version
             if report.run_id != self._run_id or version > present + 1:
                 answer = None
@@ -186,7 +200,7 @@ class Servicer(Federation):
                     f"report on version {version} of run {report.run_id} where run {self._run_id} "
                     f"is at version {present}; refused"
                 )
-            if self.registry.answer(site, version):
+            if report.run_id == self._run_id and self.registry.answer(site, version):
                 self.evaluation.hear(site, answer)
                 self.changed.notify_all()
         if problem:
@@ -233,6 +247,8 @@ class Servicer(Federation):
                 return settled
             is_contribution = upload.kind == wire.UploadHeader.CONTRIBUTION
             try:
+                if upload.kind == wire.UploadHeader.INITIAL and site in self.false_openers:
+                    raise PayloadError(f"other initial weights of {site} were refused before")
                 if is_contribution:
                     self.rounds.check(upload.key, header.work)
                     if self.masking:
@@ -376,11 +392,11 @@ class Servicer(Federation):
 
     @_bounded
     def download(self, site: str, request: wire.DownloadRequest) -> Delivery:
+        if request.run_id != self._run_id:
+            raise SessionLost(f"download is of run {request.run_id}, this is {self._run_id}")
         with self.changed:
             self.registry.find(site)
             num_fragments = len(self.rounds.versions)
-        if request.run_id != self._run_id:
-            raise SessionLost(f"download is of run {request.run_id}, this is {self._run_id}")
         if request.fragment >= num_fragments:
             raise PayloadError(
                 f"download of fragment {request.fragment} where there are {num_fragments}; "

@@ -20,7 +20,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
 from fedwan.state import Layout, TensorSpec, layout_from_json
 
-_parse = lru_cache(maxsize=8)(layout_from_json)
+_parse = lru_cache(maxsize=2)(layout_from_json)
 
 
 class Claim(NamedTuple):
@@ -125,6 +125,11 @@ class Agreement:
         if self.has_steps:
             claim = claim._replace(num_steps=0)
         return next((c for c in (self.agreed, *self._claims.values()) if c == claim), claim)
+
+    def knows(self, layout_json: str) -> bool:
+        """Whether a site that is here has said this layout before: it is read."""
+        claims = [self.agreed, *self._claims.values()]
+        return any(claim is not None and claim.layout_json == layout_json for claim in claims)
 
     def objection(self, site: str, claim: Claim) -> str:
         """How a claim differs from what was agreed on; takes long, and needs no lock."""

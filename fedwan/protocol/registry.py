@@ -132,12 +132,15 @@ class Registry:
 
     def find(self, name: str, session: str | None = None) -> SiteEntry:
         """The entry of a site that has joined; with a session only if it is the present one."""
-        self.check(name)
+        if session is None:
+            self.check(name)
+        # To a session of another run nothing is said that would end its site for good.
         site = self.sites.get(name)
         if site is None or not site.session:
             raise SessionLost(f"site {name!r} has not joined this run; {JOIN_FIRST}")
         if session is not None and site.session != session:
             raise SessionLost(f"this session of {name} was replaced or never joined; join again")
+        self.check(name)
         return site
 
     def attach(self, name: str, session: str, outbox: Outbox, now_s: float) -> None:

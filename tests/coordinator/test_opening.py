@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from fedwan.coordinator.opening import await_initial
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.buffer import Reception
 from fedwan.memory import Tidier
-from tests.planes import Bench, header_of, payload_of
+from tests.planes import Bench, eventually, header_of, payload_of
 
 PATIENCE_S = 0.4
 CHUNK = 1 << 12
@@ -75,3 +76,22 @@ def test_an_upload_that_died_near_its_end_does_not_hide_that_another_one_moves(
 def test_another_site_is_asked_where_one_sends_a_little_now_and_then(tmp_path: Path) -> None:
     opening = Opening(tmp_path)
     opening.begin(0.0, lambda: opening.send("s1", NUM_CHUNKS, 0.19 * PATIENCE_S, opening.wrong))
+
+
+def test_a_site_whose_weights_were_false_sends_no_others(tmp_path: Path) -> None:
+    opening = Opening(tmp_path)
+    told = []
+
+    def lie() -> None:
+        opening.send("s1", NUM_CHUNKS, 0.0, opening.wrong)
+        while opening.hub.initial is not None:
+            time.sleep(0.01)
+        header = header_of(payload_of(2.0, opening.bench.layout))
+        header.kind, header.session, header.chunk_bytes = header.INITIAL, "s1-first", CHUNK
+        told.append(opening.hub.open_upload("s1", header))
+
+    opening.begin(0.03, lie)
+    eventually(lambda: bool(told))
+    (receipt,) = told
+    assert receipt.status == wire.Receipt.REJECTED
+    assert "other initial weights of s1 were refused before" in receipt.text

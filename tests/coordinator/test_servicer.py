@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from fedwan.codecs.payload import Source
 from fedwan.coordinator import servicer
 from fedwan.coordinator.intake import Upload
 from fedwan.coordinator.snapshots import MOST
-from fedwan.errors import PayloadError, SessionLost
+from fedwan.errors import PayloadError, SessionLost, SiteEjected
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
+from fedwan.protocol.agreement import Claim
 from fedwan.state import hash_hashes
 from tests.planes import (
     RUN,
@@ -97,6 +100,52 @@ def test_a_site_of_another_start_of_the_run_is_sent_for_a_new_ticket_and_not_ref
     with pytest.raises(SessionLost, match="the run is over: no site came"):
         bench.hub.join("s3", bench.hello("s3"))
     assert not any(site == "s3" for _, site, _ in bench.events)
+
+
+def test_a_site_of_another_run_that_was_led_here_hears_nothing_that_would_end_it(
+    bench: Bench,
+) -> None:
+    bench.set_model()
+    bench.registry.decide("eject", "s1", (), True)
+    hello = bench.hello("s1", "of-another")
+    hello.run_id = "another"
+    kind = wire.DownloadRequest.GLOBAL
+    payload = payload_of(1.0, bench.layout)
+    calls: list[Callable[[], object]] = [
+        lambda: bench.hub.join("s1", hello),
+        lambda: bench.hub.download("s1", wire.DownloadRequest(run_id="another", kind=kind)),
+        lambda: bench.hub.open_upload("s1", prepared(payload, "of-another")),
+        lambda: bench.hub.attach("s1", "of-another"),
+    ]
+    for call in calls:
+        with pytest.raises(SessionLost):
+            call()
+    with pytest.raises(PayloadError, match="of run another"):
+        bench.hub.report("s1", wire.QualityReport(run_id="another"))
+    with pytest.raises(SiteEjected):
+        bench.hub.download("s1", wire.DownloadRequest(run_id=RUN, kind=kind))
+
+
+def test_layouts_that_nobody_has_said_before_are_read_slowly(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+    of = Claim.of.__func__  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        Claim, "of", classmethod(lambda cls, hello: read.append(1) or of(cls, hello))
+    )
+    for number in range(100):
+        hello = bench.hello("s3", f"session-{number}")
+        hello.layout_json = json.dumps({"x": number})
+        bench.hub.join("s3", hello)
+    assert 0 < len(read) < 10
+    hello.run_id = "another"
+    with pytest.raises(SessionLost):
+        bench.hub.join("s3", hello)
+    assert len(read) < 10
+    for _ in range(20):  # what is known costs nothing, and who waits may ask again
+        assert not bench.hub.join("s2", bench.hello("s2", "one")).is_waiting
+    assert bench.registry.sites["s2"].session == "one"
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

@@ -37,6 +37,8 @@ def test_a_site_that_drains_leaves_when_what_it_was_sending_is_here(registry: Re
     assert registry.release(["third"]) == ["s1"], "silent"
     assert registry.find("s3", "s3").standing == "in" and registry.awaited() == ["s3"]
     with pytest.raises(SiteDrained, match="left the run in order; .*admit s2"):
+        registry.find("s2", "again")
+    with pytest.raises(SessionLost, match="replaced or never joined"):
         registry.find("s2", "s2")
     assert registry.state_of("s2", 0.0, True, False) == "drained"
     registry.decide("admit", "s2", (), True)
