@@ -27,7 +27,7 @@ def answer(run: CoordinatedRun, request: Mapping[str, Any]) -> dict[str, Any]:
     `{"ask": "ending", "text": …}` is of who started the run, and is about to end it;
     `{"ask": "refused", "site": "s1", "text": …}` of the front door, which is another process.
     """
-    ask, site = request.get("ask"), str(request.get("site"))[:80]
+    ask, site = request.get("ask"), shown(str(request.get("site")), 80)
     if ask == "status":
         return _status(run)
     if ask == "ending":

@@ -22,7 +22,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
@@ -42,6 +42,7 @@ from fedwan.protocol.limits import Refusals
 # what it is asked for, and keeps what an answer announces: of each object what one call carries.
 _MOST_BYTES = {b"/v1/fleet/push-messages": 1 << 14, b"/v1/fleet/push-object": 1 << 16}
 _MOST_BYTES_ELSE = 1 << 10
+_MOST_ANSWERED = 16 << 20
 _BODY_S = 60.0
 _HANDSHAKE_S = 10.0
 # What OpenSSL says of a certificate that no authority here has signed.
@@ -217,7 +218,7 @@ class Relay(ABC):
                 answer.headers[_REFUSED] = "1"
             return answer
         most = _MOST_BYTES.get(path, _MOST_BYTES_ELSE)
-        body = await _read(request, most)
+        body = await _read(request.stream(), most)
         if body is None:
             self._tell(name, f"{who} sent no whole body, or one of over {most} bytes")
             return reply(413, f"a body of this call has at most {most} bytes")
@@ -228,9 +229,10 @@ class Relay(ABC):
         deadline = time.monotonic() + self._patience_s
         while True:
             try:
-                answer = await self._clients[-1].post(
-                    self._target + path, content=body, headers=headers
-                )
+                async with self._clients[-1].stream(
+                    "POST", self._target + path, content=body, headers=headers
+                ) as answer:
+                    content = await _read(answer.aiter_raw(), _MOST_ANSWERED)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 self._trouble(path, error)
             except httpx.TransportError as error:
@@ -238,17 +240,17 @@ class Relay(ABC):
                 return reply(502, "the other side's answer was lost")
             else:
                 # Flower's clients take any 2xx for an answer, and follow where a 3xx leads.
-                if answer.status_code != 200 and answer.status_code < 400:
+                is_odd = answer.status_code != 200 and answer.status_code < 400
+                if is_odd or content is None:
                     self._trouble(path, None, is_lost=True)
-                    return reply(502, f"the other side answered {answer.status_code}")
+                    what = answer.status_code if is_odd else "too much, or did not come to an end"
+                    return reply(502, f"the other side answered {what}")
                 if answer.status_code not in (500, 503):
                     if answer.status_code == 502:
                         self._trouble(path, None, is_lost=True)
                     elif _REFUSED in answer.headers:
-                        self._trouble(path, IdentityError(answer.text.strip()))
-                    return Response(
-                        answer.content, answer.status_code, kept_headers(answer.headers)
-                    )
+                        self._trouble(path, IdentityError(content.decode(errors="replace").strip()))
+                    return Response(content, answer.status_code, kept_headers(answer.headers))
                 self._trouble(path, None)
             if time.monotonic() >= deadline:
                 return reply(503, "the other side is away")
@@ -317,12 +319,12 @@ def kept_headers(headers: Any) -> dict[str, str]:
     return {key: value for key, value in headers.items() if key.lower() not in _DROPPED}
 
 
-async def _read(request: Request, most: int) -> bytes | None:
-    """A request's body; None if it is too long, or does not come to its end in time."""
+async def _read(chunks: AsyncIterator[bytes], most: int) -> bytes | None:
+    """A body; None if it is too long, or does not come to its end in time."""
     body = bytearray()
     try:
         async with asyncio.timeout(_BODY_S):
-            async for chunk in request.stream():
+            async for chunk in chunks:
                 body += chunk
                 if len(body) > most:
                     return None

@@ -469,6 +469,15 @@ def test_a_site_that_trusts_another_authority_now_takes_no_door_of_the_first(
         assert "certificate verify failed" in forwarder._said
 
 
+def test_an_answer_that_is_too_long_is_not_held_in_memory(
+    door: FrontDoor, superlink: Any, identities: Path
+) -> None:
+    superlink.content = bytes(relay._MOST_ANSWERED + 1)
+    with forwarding(identities / "s1", door.port) as forwarder:
+        answer = post(forwarder)
+    assert answer.status_code == 502 and "too much" in answer.text
+
+
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
 def test_code_that_is_neither_the_installed_fedwan_s_nor_approved_is_handed_to_nobody(
     door: FrontDoor, superlink: Any, identities: Path
