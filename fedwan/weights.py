@@ -103,8 +103,15 @@ class Trained:
                 "(module, network); what it drew itself is in samples.png there"
             )
         from fedwan.app import load_workload
+        from fedwan.workloads.settings import networks_of
 
-        built: Descent = load_workload(self.config.workload).build(self.config, device)
+        recipe = load_workload(self.config.workload)
+        if gone := sorted(networks_of(recipe, self.config).keys() ^ self.config.inner.keys()):
+            raise UserError(
+                f"recipe {self.config.workload!r} has other networks now than {self.folder}, "
+                f"{gone[0]!r} for one; bring back its page as it was"
+            )
+        built: Descent = recipe.build(self.config, device)
         stayed = {n for n in built.networks if n not in self.networks}
         for network in self.networks:
             module = built.networks[network]

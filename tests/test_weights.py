@@ -20,6 +20,7 @@ from fedwan.config import load as load_config
 from fedwan.coordinator.model import newest_whole
 from fedwan.errors import CheckpointError, ConfigError, FedwanError, UserError
 from fedwan.weights import export, load_initial
+from sites import gan
 from tests.trained_runs import POINTS, save_checkpoint, write_run
 
 KEPT = ("model.spectral_norm=true", "network.generator.exclude=['*.bias']")
@@ -120,6 +121,20 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path) -> None:
     assert newest_whole(path.parent)[1].endswith("); the one before it takes its place")
     path.unlink()
     refused(lambda: fedwan.load(run), CheckpointError, "holds no checkpoint yet")
+
+
+def test_a_recipe_that_calls_its_networks_otherwise_now_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    write_run(run)
+    monkeypatch.setattr(gan, "NETWORKS", {"critic": "adversarial", "generator": "adversarial"})
+    mend = ("has other networks now than", "'critic' for one", "bring back its page")
+    refused(lambda: fedwan.load(run).workload(), UserError, *mend)
+    export(fedwan.load(run), "safetensors", tmp_path / "weights")  # which need no recipe
+    assert {path.suffix for path in (tmp_path / "weights").iterdir()} == {
+        *(".safetensors", ".json", ".md")
+    }
 
 
 def exported(tmp_path: Path, *words: str) -> Path:

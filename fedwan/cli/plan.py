@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedwan.cli.arguments import JsonPath, Words, option, write_option
-from fedwan.config import Config, merge
+from fedwan.config import MASKED, Config, merge
 from fedwan.config_tree import leaves_of, overlay, parse_words
 from fedwan.errors import ConfigError
 from fedwan.output.units import sites_text
@@ -119,7 +119,12 @@ def _contradictions(config: PlanConfig, named: frozenset[str], link: Path | None
         if key not in named:
             yield f"{key} has no value; give {example}"
     for key in sorted(named.difference(HEEDED.split())):
-        yield f"{key} has no effect on a plan; leave it out"
+        yield f"{key} is not counted by a plan; leave it out"
+    if config.codec.up in MASKED:
+        yield (
+            f"codec.up = {config.codec.up!r} is not planned, since what travels under masks "
+            "depends on the number of sites (docs/wire.md); name another codec"
+        )
     if link:
         for key in sorted(named & {"link.rate_mbit", "link.rtt_ms"}):
             yield f"{key} has no effect: --link tells; leave one of them out"

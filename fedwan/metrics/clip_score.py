@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedwan.errors import ConfigError
+from fedwan.errors import ConfigError, FedwanError
 from fedwan.extras import require
-from fedwan.metrics.network import Network, pixels_of
+from fedwan.metrics.network import Network, pixels_of, whole_model
 
 _CHUNK = 64
 
@@ -57,15 +57,15 @@ def clip_score(folder: str, pictures: Tensor, captions: Sequence[str]) -> float:
 def _load(folder: str, device: torch.device) -> tuple[Any, Any, Network]:
     transformers = require("transformers", "diffusers")
     try:
-        model = transformers.CLIPModel.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True
-        )
+        model = whole_model(transformers.CLIPModel, Path(folder))
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        pixels = pixels_of(Path(folder), model.config.vision_config.image_size, device)
+        pixels = pixels_of(Path(folder), model.config.vision_config, device)
+    except FedwanError:
+        raise
     except Exception as error:
         text = " ".join(str(error).split())
         raise ConfigError(
-            f"{folder!r} is no folder of a transformers CLIP model with its tokenizer ({text}); "
-            "give one that save_pretrained wrote"
+            f"{folder!r} is no folder of a transformers CLIP model with its tokenizer and image "
+            f"processor ({text}); give one that save_pretrained of all three wrote"
         ) from None
     return model.to(device).eval(), tokenizer, pixels

@@ -138,11 +138,9 @@ def _scripted(path: Path, device: torch.device) -> Network:
 
 def _pretrained(folder: Path, device: torch.device) -> Network:
     transformers = require("transformers", "diffusers")
-    model = transformers.AutoModel.from_pretrained(
-        folder, local_files_only=True, use_safetensors=True
-    )
+    model = whole_model(transformers.AutoModel, folder)
     vision = getattr(model, "vision_model", model).to(device).eval()
-    pixels = pixels_of(folder, vision.config.image_size, device)
+    pixels = pixels_of(folder, vision.config, device)
 
     def forward(x: Tensor) -> Tensor:
         output: Tensor = vision(pixel_values=pixels(x)).pooler_output
@@ -151,11 +149,50 @@ def _pretrained(folder: Path, device: torch.device) -> Network:
     return forward
 
 
-def pixels_of(folder: Path, image_size: Any, device: torch.device) -> Network:
-    """What a transformers folder makes of images (N, 3, …) in [-1, 1] before its network."""
-    wanted = folder / "preprocessor_config.json"
-    told = json.loads(wanted.read_text()) if wanted.is_file() else {}
-    size = _size(told) or _height_width(image_size)
+def whole_model(kind: Any, folder: Path) -> Any:
+    """A transformers model in fp32; a `ConfigError` where weights of it are not in its folder.
+
+    transformers would draw those at random, others in each process.
+    """
+    model, told = kind.from_pretrained(
+        folder,
+        local_files_only=True,
+        use_safetensors=True,
+        dtype=torch.float32,
+        output_loading_info=True,
+    )
+    if missing := sorted(told["missing_keys"]):
+        raise ConfigError(
+            f"eval.features = {str(folder)!r} has no weights for {', '.join(missing[:3])}, which "
+            "features come through; give the folder of a model that was saved with them"
+        )
+    return model
+
+
+def _preprocessor(folder: Path) -> Mapping[str, Any]:
+    """What a folder says of its images."""
+    own, of_all = folder / "preprocessor_config.json", folder / "processor_config.json"
+    told: Any = None
+    if own.is_file():
+        told = json.loads(own.read_text())
+    elif of_all.is_file():  # as a processor of images and text writes it
+        told = json.loads(of_all.read_text()).get("image_processor")
+    if not isinstance(told, Mapping):
+        raise ConfigError(
+            f"eval.features = {str(folder)!r} has no preprocessor_config.json, which says how "
+            "images are made ready; save the model's image processor there, too, or write {} to it "
+            "for images in [-1, 1] at the model's own size"
+        )
+    return told
+
+
+def pixels_of(folder: Path, config: Any, device: torch.device) -> Network:
+    """What a transformers folder makes of images (N, 3, …) in [-1, 1] before its network.
+
+    `config` is that of the network, whose `image_size` counts where the folder names no size.
+    """
+    told = _preprocessor(folder)
+    size = _size(told) or _height_width(config.image_size)
     mode = "bilinear" if told.get("resample") == _BILINEAR else "bicubic"
     is_normal = told.get("do_normalize", True)
     mean, deviation = (

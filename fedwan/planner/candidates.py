@@ -110,11 +110,11 @@ def candidates(question: Question) -> list[Candidate]:
                 continue  # it would refuse them: no answer to somebody who wants to stream
             if kind.share or kind.clock == "samples":
                 continue  # another model; a pace of their own, where all sites are alike
-        elif kind.clock == "samples":
-            raise ConfigError(
-                f"strategy = {name!r} cannot be planned: it is for unequal sites, and a plan takes "
-                "all to be alike; name another one"
-            )
+        elif kind.clock == "samples" or kind.share:
+            why = "it is for unequal sites, and a plan takes all to be alike"
+            if kind.share:
+                why = "each site trains a model of its own, and fetches all of them"
+            raise ConfigError(f"strategy = {name!r} cannot be planned: {why}; name another one")
         for settings in _variants(question, plain, kind):
             try:
                 found.append(candidate(settings, question))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from fedwan.app import load_run
 from tests.cli.conftest import Command, mistake
 from tests.cli.test_main import LINK, MODEL
@@ -36,6 +38,17 @@ def test_rows_and_words_that_run(fedwan: Command, tmp_path: Path) -> None:
     run = load_run(None, [*words, "stream.fragments=2"])
     assert (run.strategy, run.h, run.codec.up) == ("streaming_diloco", best["h"], "int4")
     assert run.stream.tau == best["tau"]
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("codec.up=masked4", "codec.up = 'masked4' is not planned"),
+        ("network.generator.h=5", "network.generator is not counted by a plan; leave it out"),
+    ],
+)
+def test_what_a_plan_cannot_count_is_refused(fedwan: Command, word: str, says: str) -> None:
+    assert says in mistake(fedwan, "plan", *MODEL, *LINK, word)
 
 
 def test_a_measured_link_takes_the_place_of_a_described_one(

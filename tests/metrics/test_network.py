@@ -90,11 +90,13 @@ def test_a_folder_of_transformers_sees_images_at_its_own_size(tmp_path: Path) ->
     for config in (transformers.ViTConfig(**sizes), transformers.Dinov2Config(**sizes)):
         folder = tmp_path / type(config).__name__
         transformers.AutoModel.from_config(config).save_pretrained(folder)
+        (folder / "preprocessor_config.json").write_text("{}")
         seen = load_network(str(folder), CPU)(IMAGES[:70])
         assert seen.shape == (70, 8) and seen.std(dim=0).min() > 0
     sizes = {"vision_config": sizes, "text_config": sizes | {"vocab_size": 9}}
     clip = transformers.CLIPModel(transformers.CLIPConfig(**sizes))
     clip.save_pretrained(tmp_path / "clip")
+    (tmp_path / "clip/preprocessor_config.json").write_text("{}")
     before = network_sha256(str(tmp_path / "clip"))
     assert load_network(str(tmp_path / "clip"), CPU)(IMAGES[:2]).shape == (2, 8)
     clip.logit_scale.data += 1
@@ -129,6 +131,38 @@ def test_a_folder_of_transformers_sees_images_of_the_size_that_its_preprocessor_
     )
 
 
+@pytest.mark.parametrize("kind", ["preprocessor_config.json", "processor_config.json"])
+def test_means_and_deviations_are_those_of_the_folder_s_processor(
+    tmp_path: Path, kind: str
+) -> None:
+    config = transformers.Dinov2Config(**SIZES, image_size=24, patch_size=8)
+    model = transformers.AutoModel.from_config(config)
+    model.save_pretrained(tmp_path)
+    told = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
+    whole = {"image_processor": told} if kind.startswith("processor") else told
+    (tmp_path / kind).write_text(json.dumps(whole))
+    x = interpolate((IMAGES[:5] + 1) / 2, (24, 24), mode="bicubic", antialias=True).clamp(0, 1)
+    mean, deviation = (torch.tensor(told[f"image_{n}"])[:, None, None] for n in ("mean", "std"))
+    with torch.no_grad():
+        made = model.eval()(pixel_values=(x - mean) / deviation).pooler_output
+    torch.testing.assert_close(
+        load_network(str(tmp_path), CPU)(IMAGES[:5]), made, atol=0.05, rtol=0
+    )
+
+
+def test_a_folder_that_lacks_weights_or_its_processor_is_refused(tmp_path: Path) -> None:
+    sizes = SIZES | {"image_size": 16, "patch_size": 8}
+    model = transformers.ViTForImageClassification(transformers.ViTConfig(**sizes))
+    model.save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="has no weights for pooler.dense.bias, pooler"):
+        load_network(str(tmp_path), CPU)
+    config = transformers.Dinov2Config(**sizes)
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path / "alone")
+    with pytest.raises(ConfigError, match="has no preprocessor_config.json, which says"):
+        load_network(str(tmp_path / "alone"), CPU)
+
+
 def test_what_is_no_such_network_is_told_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "text.pt").write_text("no network")
     (tmp_path / "folder").mkdir()
@@ -140,6 +174,7 @@ def test_what_is_no_such_network_is_told_in_a_line(tmp_path: Path) -> None:
     for config in (text, pictures):
         model = transformers.AutoModel.from_config(config)
         model.save_pretrained(tmp_path / config.model_type)
+        (tmp_path / config.model_type / "preprocessor_config.json").write_text("{}")
     for name, told in {
         "gone.pt": "is no TorchScript file, and no folder",
         "text.pt": "cannot be used",

@@ -61,7 +61,8 @@ def test_a_model_has_as_many_values_as_asked_in_fragments_of_about_equal_weight(
         (("h", "stream.fragments"), {"h": 20, "stream": StreamConfig(30)}, "fragments=20 or less"),
         (("h", "steps"), {"h": 20, "steps": 1001}, "set steps=1000 or 1020"),
         (("strategy", "h"), {"strategy": "sync", "h": 20}, "h = 20 has no effect with strategy"),
-        (("strategy",), {"strategy": "async_diloco"}, "cannot be planned"),
+        (("strategy",), {"strategy": "async_diloco"}, "cannot be planned: it is for unequal"),
+        (("strategy",), {"strategy": "experts"}, "cannot be planned: each site trains a model"),
         (("strategy",), {"strategy": "dilco"}, "did you mean 'diloco'?"),
         # Of the largest H that was compared.
         (("stream.fragments",), {"stream": StreamConfig(100_000)}, "stream.fragments=100 or less"),

@@ -63,6 +63,7 @@ def clip(folder: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         transformers.CLIPModel(config).save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text("{}")
     words.save_pretrained(folder)
 
 
