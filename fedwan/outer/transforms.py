@@ -112,7 +112,7 @@ def delayed_nesterov(lr: float, momentum: float, every: int) -> Transform:
             sums[name] = sums[name] + value
             counts[name] = counts[name] + 1
             out[name] = value * (-lr / every)
-            if int(counts[name]) == every:
+            if int(counts[name]) >= every:  # more were awaited when some of these came
                 momenta[name] = torch.add(sums[name] / every, momenta[name], alpha=momentum)
                 out[name].add_(momenta[name], alpha=-lr * momentum)
                 sums[name] = torch.zeros_like(value)

@@ -125,3 +125,12 @@ def test_deltas_of_the_same_weights_add_up_to_nesterov_on_their_mean(every: int)
             update, own = delayed.update({"w": delta}, own)
             mine = mine + update["w"]
         torch.testing.assert_close(mine, theirs)
+
+
+def test_momentum_acts_on_in_a_run_that_goes_on_with_fewer_sites() -> None:
+    ones = {"w": torch.ones(3)}
+    more, fewer = delayed_nesterov(0.6, 0.9, 4), delayed_nesterov(0.6, 0.9, 2)
+    state = more.init(ones)
+    for transform in (more, more, more, fewer):
+        _, state = transform.update(ones, state)
+    assert not state["count:w"] and state["momentum:w"].all()
