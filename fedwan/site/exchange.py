@@ -410,13 +410,13 @@ class Exchange:
             log.warning("contribution to version %d was refused: %s", version, receipt.text)
             raise Refused(receipt.text)
         flight.is_taken, flight.paid = True, self._residuals.of(fragment)
+        self._residuals.settle(fragment, version + 1, flight.owed)
         if receipt.status != wire.Receipt.ACCEPTED:
             self._place.note_others(receipt)
             flight.is_late = True
             if self._place.keeps_pace:
                 self._place.checkpoints.drop(version + 1)
                 raise Astray
-        self._residuals.settle(fragment, version + 1, flight.owed)
 
     # Landing -------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from fedwan.site.masker import Masker
 from fedwan.site.meter import Meter, Work
 from fedwan.site.replica import Replica
 from fedwan.site.stub import Asked, CoordinatorStub, is_merged
+from fedwan.state import State
 from fedwan.strategy import Landing, SiteHook, Strategy
 
 log = logging.getLogger(__name__)
@@ -376,7 +377,10 @@ class Place:
             steps = fragment.steps(self.strategy.h)
             landing = Landing(steps, found.work.steps, True, True, found.residual, found.owed)
             self.hook.on_land(fragment, landing)
-        elif found is not None and usable == version and not (self.follows and is_paid):
+        elif found is not None and self.keeps_pace:
+            owed = self._still_owed(found, header, version, usable - 1)
+            found = found._replace(owed=owed, versions=(version,))
+        elif found is not None and usable == version and not is_paid:
             found = found._replace(owed=found.residual)
         # Where the update was made of its weights alone, what it left are the global ones.
         has_all = (is_missed and header.is_own) or (is_start and usable == version)
@@ -384,6 +388,19 @@ class Place:
             replica.adopt()
         self._take_over(self.versions, found)
         self.renew(header, self.fragments, usable)
+
+    def _still_owed(
+        self, ledger: Ledger, header: wire.DownloadHeader, version: int, start: int
+    ) -> State:
+        """What is owed at a pace of its own, by whether the contribution from `start` was merged.
+
+        A later one has paid of what is owed, and nobody knows what it left.
+        """
+        # A new coordinator has merged what was sent for the versions before its own.
+        last = header.merged_from if header.merged_into else min(start, version - 1)
+        if last < start:
+            return ledger.residual
+        return ledger.owed if last == start else {}
 
     def _bring(self, versions: Sequence[int], newest: int) -> wire.DownloadHeader:
         """Have the weights that this site goes on from."""

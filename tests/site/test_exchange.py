@@ -21,7 +21,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.site import checkpoint
 from fedwan.site.checkpoint import Residuals
 from fedwan.site.exchange import Exchange
-from fedwan.site.flight import Anew, Flight, Refused
+from fedwan.site.flight import Anew, Astray, Flight, Refused
 from fedwan.site.group import Group
 from fedwan.site.meter import Work
 from fedwan.site.replica import Replica, evaluating
@@ -151,6 +151,22 @@ def test_what_is_sent_again_is_of_the_weights_that_the_site_has_still(
     exchange.rejoin(LOST, 8)
     assert sent == [flight] * is_sent and len(begun) == (not is_sent)
     assert (owed.of(fragment) != {}) == is_sent, "what was owed before it left is owed again"
+
+
+def test_what_was_merged_and_its_receipt_is_late_is_paid_at_a_pace_of_its_own_too() -> None:
+    owed, told = Residuals(1), list[wire.Receipt]()
+    (fragment,) = whole({"net/w": spec((2,))})
+    flight = Flight(fragment, fragment, 3, 8, Work(1, 1), wire.UploadHeader(), "", {})
+    flight.has_left, flight.owed = True, {"net/w": torch.ones(2)}
+    owed.settle(fragment, 3, {"net/w": torch.zeros(2)})
+    checkpoints = SimpleNamespace(drop=lambda version: None)
+    place = {"versions": [3], "checkpoints": checkpoints, "note_others": told.append}
+    exchange = exchange_of(place, _flights={0: flight}, _residuals=owed)
+    with pytest.raises(Astray) as error:
+        exchange._settle(flight, wire.Receipt(status=wire.Receipt.STALE))
+    version, debt = exchange._give_up(error.value).unpaid[0]
+    assert (version, debt["net/w"].any()) == (3, False), "owed on, if it was not merged"
+    assert owed.of(fragment)["net/w"].all()
 
 
 def test_a_coordinator_that_is_lost_while_a_site_starts_over_is_joined_again() -> None:

@@ -7,12 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.policy import RoundPolicy
+from fedwan.site.checkpoint import Ledger, Residuals
 from fedwan.site.group import Group
+from fedwan.site.meter import Work
 from fedwan.site.place import Place
+from tests.support import same_bits, spec
 
 PER_S = 10.0
 """Steps of the site."""
@@ -68,3 +72,46 @@ def test_what_has_all_its_versions_is_not_sent_again_with_what_was_missed() -> N
     place = make([100, 99])
     assert [fragment.index for fragment in place.due(1000, (), ())] == [1]
     assert [fragment.index for fragment in make([99, 98]).due(1000, (1,), (1,))] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("version", "usable", "merged", "expected"),
+    [
+        (7, 7, (6, 7), "after"),
+        (9, 8, (7, 9), "after"),  # others' were merged before it
+        (6, 7, (5, 6), "before"),  # it has left, or not
+        (8, 7, (5, 6), "before"),  # it was dropped
+        (9, 6, (7, 9), ""),  # another one has paid
+        (6, 7, (0, 0), "before"),  # the coordinator is new, and its weights are of before
+        (7, 7, (0, 0), "after"),
+    ],
+)
+def test_at_a_pace_of_its_own_a_site_owes_on_what_was_not_merged(
+    version: int, usable: int, merged: tuple[int, int], expected: str
+) -> None:
+    before, after = ({"net/w": torch.full((2,), value)} for value in (1.0, 2.0))
+    ledger = Ledger(before, after, Work(4, 16), (usable,))
+    place: Any = Place.__new__(Place)
+    vars(place).update(
+        strategy=SimpleNamespace(owes="residual"),
+        replica=SimpleNamespace(adopt=lambda: None),
+        hook=SimpleNamespace(on_adopt=lambda: None),
+        meter=SimpleNamespace(total=Work(0, 0)),
+        checkpoints=SimpleNamespace(load=lambda *_: ledger),
+        fragments=[Fragment(0, {"net/w": spec((2,))})],
+        residuals=Residuals(1),
+        versions=[version],
+        _anew={},
+        has_gradients=False,
+        keeps_pace=True,
+        follows=False,
+        is_behind=False,
+        is_exact=False,
+        can_repeat=False,
+        is_mirrored=False,
+    )
+    start, into = merged
+    place._stand_at(wire.DownloadHeader(merged_from=start, merged_into=into), version, usable)
+    owed = {"before": before, "after": after, "": {}}[expected]
+    assert same_bits(place.residuals.of(place.fragments[0]), owed)
+    assert place.residuals.ledger(Work(0, 0)).versions == (version,)
