@@ -83,19 +83,23 @@ class RoundTimes:
         """When the last contribution came that was in time."""
         self._past_sent_s = deque[float](maxlen=PAST_ROUNDS)
         """When the site in the middle had announced its own."""
-        self._announced_s: dict[tuple[int, str], float] = {}
-        """By version and site, on the clock."""
+        self._announced_s: dict[str, tuple[int, float]] = {}
+        """By site, the version of its latest contribution, and when it was announced, on the clock.
+        """
         self._travels_s: dict[str, float] = {}
 
     def announce(self, version: int, site: str, now_s: float) -> None:
         """A site's contribution is on its way."""
-        self._announced_s.setdefault((version, site), now_s)
+        if version > self._announced_s.get(site, (-1, 0.0))[0]:
+            self._announced_s[site] = (version, now_s)
 
     def arrive(self, version: int, site: str, now_s: float) -> None:
-        """It is there."""
-        took_s = now_s - self._announced_s.get((version, site), now_s)
-        old_s = self._travels_s.get(site, took_s)
-        self._travels_s[site] = PACE_MEMORY * old_s + (1.0 - PACE_MEMORY) * took_s
+        """It is there, in time or not."""
+        announced, at_s = self._announced_s.get(site, (-1, 0.0))
+        if announced == version:
+            took_s = now_s - at_s
+            old_s = self._travels_s.get(site, took_s)
+            self._travels_s[site] = PACE_MEMORY * old_s + (1.0 - PACE_MEMORY) * took_s
 
     def travel_s(self, site: str) -> float:
         """How long a site's contributions are on their way; 0 while nothing is known."""
@@ -107,10 +111,6 @@ class RoundTimes:
         if (sent_s := self._sent_s(version)) is not None:
             self._past_sent_s.append(sent_s - began_s)
 
-    def forget(self, version: int) -> None:
-        """Versions before this one are over."""
-        self._announced_s = {key: s for key, s in self._announced_s.items() if key[0] >= version}
-
     def sent_s(self, version: int, began_s: float, now_s: float) -> float | None:
         """When the site in the middle has sent, or should; None if nothing tells."""
         if (sent_s := self._sent_s(version)) is not None:
@@ -120,5 +120,5 @@ class RoundTimes:
         return max(now_s, began_s + statistics.median(self._past_sent_s))
 
     def _sent_s(self, version: int) -> float | None:
-        at_s = [s for key, s in self._announced_s.items() if key[0] == version]
+        at_s = [s for announced, s in self._announced_s.values() if announced == version]
         return statistics.median(at_s) if at_s else None

@@ -89,6 +89,8 @@ class Rounds(Generic[C, U]):
         self._resumed_at = list(self.versions)
         """Whose contributions these are made of, this coordinator does not know."""
         self._last_dropped: dict[tuple[int, str], int] = {}
+        self._just_dropped: Key | None = None
+        """Whose time on its way the next `others_step` takes in."""
 
     def nominal_of(self, fragment: int) -> int:
         """Samples behind a contribution of weight 1."""
@@ -206,6 +208,7 @@ class Rounds(Generic[C, U]):
             return False
         self._last_dropped[key.fragment, key.site] = key.version
         self.dropped += 1
+        self._just_dropped = key
         try:
             self.check(key, work)
         except PayloadError:
@@ -351,7 +354,6 @@ class Rounds(Generic[C, U]):
         index, version = present.fragment.index, present.version + 1
         self.hold(index, version, update)
         self.own[index] = own
-        self._times[index].forget(version)
         self.samples += present.samples
         self.latest = [merge.key.site for merge in present.merged]
         merged = self._merged[index]
@@ -424,6 +426,10 @@ class Rounds(Generic[C, U]):
         before the present round's update lands; or later, if the site is slower than they are, or
         longer on its way: its own contribution shall leave when theirs do, and be there in time.
         """
+        if self._just_dropped is not None:
+            fragment, version, dropped = self._just_dropped
+            self._times[fragment].arrive(version, dropped, now_s)
+            self._just_dropped = None
         present = self.round
         if present is None or present.is_on_arrival or not (speed := self._paces.usual()):
             return 0

@@ -354,6 +354,43 @@ def test_a_slower_site_that_was_away_for_long_is_merged_again(step_s: float) -> 
     assert len([version for version in merged if version >= 25]) >= 11, merged
 
 
+@pytest.mark.parametrize("max_staleness", [0, 2])
+def test_a_site_whose_link_becomes_slower_is_in_time_again(max_staleness: int) -> None:
+    """H = 20 steps of a second at all sites; from version 10 on one's bytes take 12 s, not 0.1."""
+    rounds = make(RoundPolicy(3, 2, 600.0, True, max_staleness), num_versions=40, h=20)
+    now_s, merged = 0.0, list[int]()
+    leaves_s, start, steps = 0.0, -1, 0
+
+    def depart(at_s: float, version: int, step: int) -> None:
+        nonlocal leaves_s, start, steps
+        start, steps = version, 20 * (version + 1) - max(20 * version, min(step, 20 * version + 19))
+        leaves_s = at_s + steps
+        rounds.announce(Key(0, version, "s3"), leaves_s)
+
+    for version in range(40):
+        present = rounds.begin(now_s)
+        if start < version and (not version or rounds.is_merged(Key(0, start, "s3"))):
+            depart(now_s, version, rounds.others_step(now_s, "s3"))
+        sent_s = now_s + 20.0
+        for site in ("s1", "s2"):
+            rounds.announce(Key(0, version, site), sent_s)
+            work = wire.Work(steps=20, samples=20, compute_s=20.0)
+            rounds.arrive(Key(0, version, site), Sent(work), sent_s + 0.1)
+        while (comes_s := leaves_s + (12.0 if start >= 10 else 0.1)) <= rounds.deadline_s():
+            key, work = Key(0, start, "s3"), wire.Work(steps=steps, samples=steps, compute_s=steps)
+            if rounds.settled(key) == "":
+                rounds.arrive(key, Sent(work), comes_s)
+                break
+            rounds.note_dropped(key, work)
+            depart(comes_s, version, rounds.others_step(comes_s, "s3"))
+        now_s = rounds.deadline_s() + 0.01 if present.lacking() else max(sent_s + 0.1, comes_s)
+        assert rounds.advance(now_s, 3)[0] == "close"
+        merged += [m.key.version for m in present.merged if m.key.site == "s3" and not m.staleness]
+        rounds.publish(Update(1))
+    assert [v for v in merged if v < 10] == [*range(10)]
+    assert len([v for v in merged if v >= 10]) >= 20, [*map(str, merged)]
+
+
 def test_a_site_that_missed_an_update_it_is_merged_into_has_all_sites_begin_anew() -> None:
     rounds = make(RoundPolicy(3, 1, 10.0))
     close(rounds, "s1")
