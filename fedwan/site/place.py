@@ -316,6 +316,7 @@ class Place:
         """
         kept = self.checkpoints.versions()
         header, outer = self._find_weights(versions, max(kept, default=0))
+        self.note(header)
         version, is_begun = self.versions[0], any(self.versions)
         if self.is_exact and version + 1 in kept:
             return self._stand_before(header, version)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,6 +75,31 @@ def test_what_has_all_its_versions_is_not_sent_again_with_what_was_missed() -> N
     assert [fragment.index for fragment in make([99, 98]).due(1000, (1,), (1,))] == [0, 1]
 
 
+def at_its_own_pace(version: int, load: Callable[..., Ledger | None]) -> Any:
+    """One fragment; H = 10."""
+    place: Any = Place.__new__(Place)
+    vars(place).update(
+        strategy=SimpleNamespace(owes="residual", h=10),
+        replica=SimpleNamespace(adopt=lambda: None),
+        hook=SimpleNamespace(on_adopt=lambda: None),
+        meter=SimpleNamespace(total=Work(0, 0)),
+        checkpoints=SimpleNamespace(load=load, versions=list),
+        fragments=[Fragment(0, {"net/w": spec((2,))})],
+        residuals=Residuals(1),
+        versions=[version],
+        num_steps=1000,
+        _anew={},
+        has_gradients=False,
+        keeps_pace=True,
+        follows=False,
+        is_behind=False,
+        is_exact=False,
+        can_repeat=False,
+        is_mirrored=False,
+    )
+    return place
+
+
 @pytest.mark.parametrize(
     ("version", "usable", "merged", "expected"),
     [
@@ -91,27 +117,16 @@ def test_at_a_pace_of_its_own_a_site_owes_on_what_was_not_merged(
 ) -> None:
     before, after = ({"net/w": torch.full((2,), value)} for value in (1.0, 2.0))
     ledger = Ledger(before, after, Work(4, 16), (usable,))
-    place: Any = Place.__new__(Place)
-    vars(place).update(
-        strategy=SimpleNamespace(owes="residual"),
-        replica=SimpleNamespace(adopt=lambda: None),
-        hook=SimpleNamespace(on_adopt=lambda: None),
-        meter=SimpleNamespace(total=Work(0, 0)),
-        checkpoints=SimpleNamespace(load=lambda *_: ledger),
-        fragments=[Fragment(0, {"net/w": spec((2,))})],
-        residuals=Residuals(1),
-        versions=[version],
-        _anew={},
-        has_gradients=False,
-        keeps_pace=True,
-        follows=False,
-        is_behind=False,
-        is_exact=False,
-        can_repeat=False,
-        is_mirrored=False,
-    )
+    place = at_its_own_pace(version, lambda *_: ledger)
     start, into = merged
     place._stand_at(wire.DownloadHeader(merged_from=start, merged_into=into), version, usable)
     owed = {"before": before, "after": after, "": {}}[expected]
     assert same_bits(place.residuals.of(place.fragments[0]), owed)
     assert place.residuals.ledger(Work(0, 0)).versions == (version,)
+
+
+def test_a_site_that_comes_back_takes_the_steps_that_it_is_told_at_once() -> None:
+    place = at_its_own_pace(7, lambda *_: None)
+    place._fetch = lambda _: wire.DownloadHeader(versions=[7], steps=3, run_step=40)
+    assert place.find([7], 40) == (40, False)
+    assert (place.steps, place.run_step) == (3, 40)
