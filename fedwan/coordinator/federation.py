@@ -242,6 +242,10 @@ class Federation:
             done = self.rounds.publish(payload, own=own)
             for key, contribution, _, _ in self.rounds.present.merged:
                 self.gate.note(key.fragment, contribution.measures.figures())
+            for (fragment, version, site), work in self.rounds.outdated:
+                late = f"{site}'s contribution to version {version} is dropped, it waited until "
+                late += f"{self.rounds.versions[fragment]}"
+                self.event("late", site, late, **self.unmerge(work))
             self.intake.forget(*self.rounds.least_wanted())
             self.changed.notify_all()
         for contribution in done:

@@ -60,6 +60,8 @@ class Rounds(Generic[C, U]):
         """Contributions that came too late to be merged."""
         self.latest: list[str] = []
         """Sites whose contributions are in the latest update."""
+        self.outdated: list[tuple[Key, wire.Work]] = []
+        """Contributions that were whole, and grew too old for any update with the latest one."""
         self.is_over = False
         self.round: Round[C] | None = None
         self._strategy = strategy
@@ -206,8 +208,7 @@ class Rounds(Generic[C, U]):
         is_last = self._last_dropped.get((key.fragment, key.site)) == key.version
         if self.is_merged(key) or key in self._left or is_last or self.is_over:
             return False
-        self._last_dropped[key.fragment, key.site] = key.version
-        self.dropped += 1
+        self._drop(key)
         self._just_dropped = key
         try:
             self.check(key, work)
@@ -215,6 +216,10 @@ class Rounds(Generic[C, U]):
             return False
         self._paces.note(key.site, work)  # so that its next one is in time
         return True
+
+    def _drop(self, key: Key) -> None:
+        self._last_dropped[key.fragment, key.site] = key.version
+        self.dropped += 1
 
     def arrive(self, key: Key, contribution: C, now_s: float) -> None:
         """A wanted contribution is whole and checked."""
@@ -364,9 +369,14 @@ class Rounds(Generic[C, U]):
         whole, (_, least) = present.whole, self.least_wanted()
         done = [whole.pop((key.version, key.site)) for key in present.given]
         self._left = {key for key in self._left if key.fragment != index or key.version >= least}
-        late = [key for key in whole if key[0] < least]
-        self.dropped += len(late)
-        return done + [whole.pop(key) for key in late]
+        self.outdated = []
+        for start, site in [key for key in whole if key[0] < least]:
+            key, contribution = Key(index, start, site), whole.pop((start, site))
+            self._drop(key)
+            self._paces.note(site, contribution.work)
+            self.outdated.append((key, contribution.work))
+            done.append(contribution)
+        return done
 
     def hold(self, fragment: int, version: int, update: U) -> None:
         """Hand an update out."""

@@ -438,7 +438,7 @@ class Exchange:
             ):
                 raise Over
 
-        # One that could not be merged any more is not waited for.
+        # One that was not merged by then is too old.
         last = flight.version + 1 + self._strategy.policy.max_staleness
         while True:
             update = self._stub.receive(flight.update, heed)
@@ -454,8 +454,8 @@ class Exchange:
                 self._place.note_sizes(header, [fragment])
             self._place.note(header)
             version = self._place.versions[index]
-            has_own = 0 < header.merged_into <= version and header.merged_from >= flight.version
-            if not self._place.keeps_pace or has_own or version > last:
+            has_own = is_merged(header, flight.version, version)
+            if not self._place.keeps_pace or has_own or version >= last:
                 return header
             flight.update = self._ask(fragment, version + 1)
 
@@ -478,7 +478,8 @@ class Exchange:
         self._rejections = 0
         version = self._place.versions[index]
         has_own = is_merged(header, flight.version, version)
-        is_unpaid = flight.is_late and not has_own
+        # At a pace of its own it may have waited for too long.
+        is_unpaid = (flight.is_late or self._place.keeps_pace) and not has_own
         owed = flight.paid if is_unpaid else self._residuals.of(fragment)
         self._residuals.settle(fragment, version, owed)
         if self._place.is_mirrored:

@@ -207,5 +207,5 @@ def is_superseded(update: Delivery) -> bool:
 
 
 def is_merged(header: wire.DownloadHeader, start: int, into: int) -> bool:
-    """Whether this site's contribution to version `start` is in the update that leads to `into`."""
-    return (header.merged_from, header.merged_into) == (start, into)
+    """Whether this site's contribution to version `start`, or a later one, is in version `into`."""
+    return header.merged_from >= start and 0 < header.merged_into <= into

@@ -122,10 +122,22 @@ def test_a_late_contribution_is_in_the_next_update_or_dropped_and_counted(
     else:
         assert not late and totals.late == 0 < totals.dropped
         assert ran.events("late")
-    # What was dropped has cost time and bytes, too; each is told once.
+    check_spent(ran)
+
+
+def check_spent(ran: Ran) -> None:
+    """What was dropped has cost time and bytes, too; each is told once."""
     for name in ("compute_s", "bytes_up", "bytes_down"):
         told = sum(row.get(name, 0) for row in ran.result.records)
-        assert getattr(totals, name) == pytest.approx(told)
+        assert getattr(ran.result.totals, name) == pytest.approx(told)
+
+
+def test_what_grows_too_old_while_it_waits_for_its_turn_is_told(tmp_path: Path) -> None:
+    config = tiny_config("parameter_server", NET, sites=4, h=1, steps=10)
+    config.round.max_staleness = 1
+    ran = run_tiny(tmp_path, config)
+    assert len(ran.events("late")) == ran.result.totals.dropped > 0
+    check_spent(ran)
 
 
 def test_below_its_quorum_a_run_stops_with_a_checkpoint_and_says_whom_it_misses(

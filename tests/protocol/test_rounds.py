@@ -205,6 +205,22 @@ def test_on_arrival_the_first_to_come_makes_a_version() -> None:
     assert merge.scale == pytest.approx(2**-0.5)
 
 
+def test_what_grows_too_old_while_it_waits_is_named_and_counted_once() -> None:
+    rounds = make(RoundPolicy(3, 1, max_staleness=1, arrivals_from=0), least_steps=1)
+    rounds.begin(0.0)
+    for site in SITES:
+        send(rounds, site, 0)
+    for outdated in ([], [(Key(0, 0, "s3"), 2)]):
+        rounds.advance(0.0, 3)
+        rounds.publish(Update(1))
+        assert [(key, work.steps) for key, work in rounds.outdated] == outdated
+        rounds.begin(0.0)
+    assert rounds.settled(Key(0, 0, "s3")) == "stale"
+    assert not rounds.note_dropped(Key(0, 0, "s3"), wire.Work()), "its receipt was lost"
+    assert rounds.dropped == 1 and rounds.tell("s3", 0).steps, "its speed is known"
+    assert close(rounds, "s3") == [("s3", 2, 0)] and not rounds.outdated
+
+
 def test_a_barrier_does_not_wait_for_a_site_that_waits_to_be_merged() -> None:
     """Its late contribution would be merged when the round closes, which waits for its next one."""
     rounds = make(RoundPolicy(3, 2, max_staleness=1, arrivals_from=2))

@@ -18,6 +18,7 @@ from fedwan.config import InnerConfig
 from fedwan.errors import JOIN_FIRST, PayloadError, SessionLost
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Delivery
 from fedwan.site import checkpoint
 from fedwan.site.checkpoint import Residuals
 from fedwan.site.exchange import Exchange
@@ -167,6 +168,31 @@ def test_what_was_merged_and_its_receipt_is_late_is_paid_at_a_pace_of_its_own_to
     version, debt = exchange._give_up(error.value).unpaid[0]
     assert (version, debt["net/w"].any()) == (3, False), "owed on, if it was not merged"
     assert owed.of(fragment)["net/w"].all()
+
+
+@pytest.mark.parametrize(("into", "is_paid"), [(6, False), (5, True)])
+def test_what_is_too_old_to_be_merged_is_not_waited_for_and_owed_on(
+    into: int, is_paid: bool
+) -> None:
+    owed = Residuals(1)
+    (fragment,) = whole({"net/w": spec((2,))})
+    flight = Flight(fragment, fragment, 3, 8, Work(1, 1), wire.UploadHeader(), "", {})
+    flight.paid = {"net/w": torch.zeros(2)}
+    owed.settle(fragment, 4, {"net/w": torch.ones(2)})
+    place = {
+        "versions": [4],
+        "checkpoints": SimpleNamespace(),
+        "note": lambda header: None,
+        "note_sizes": lambda *_: None,
+        "is_mirrored": True,
+    }
+    exchange = exchange_of(place, _flights={0: flight}, _residuals=owed)
+    exchange._strategy.policy.max_staleness = 2
+    exchange._advance = exchange._listen = lambda *_: None
+    header = wire.DownloadHeader(version=6, merged_from=3 if is_paid else 1, merged_into=into)
+    exchange._stub = SimpleNamespace(receive=lambda *_: Delivery(header, None))
+    exchange._land(flight, False)
+    assert owed.of(fragment)["net/w"].all() == is_paid
 
 
 def test_a_coordinator_that_is_lost_while_a_site_starts_over_is_joined_again() -> None:
