@@ -55,10 +55,13 @@ def _at_most_h(key: str, less: int = 0) -> Needs:
     )
 
 
-LATE = Needs(
-    "round.max_staleness",
-    lambda c, _: 0 < c.round.quorum < c.num_sites,
-    lambda c: f"round.quorum={max(1, c.num_sites - 1)}",
+LATE = (
+    Needs(
+        "round.max_staleness",
+        lambda c, _: 0 < c.round.quorum < c.num_sites,
+        lambda c: f"round.quorum={max(1, c.num_sites - 1)}",
+    ),
+    Needs("round.max_staleness", lambda c, _: not c.round.least_steps, "round.least_steps=0"),
 )
 """Where what is too late for its round may be merged into another one."""
 MERGES = (
@@ -79,7 +82,7 @@ GATE = Needs("round.gate", lambda c, _: not c.round.least_steps, "round.least_st
 """Where contributions are deltas of about as many steps each, so that their sizes compare."""
 LOCAL_STEPS = ("h", "network.*.exclude", "inner.*", "codec.*", "site.*")
 """Where sites take steps of their own."""
-IN_ROUNDS = (*LOCAL_STEPS, APART, GATE, LATE)
+IN_ROUNDS = (*LOCAL_STEPS, APART, GATE, *LATE)
 """Where they send them in rounds."""
 STREAM: Mapping[str, Any] = {
     "stream.fragments": lambda config: min(4, config.h),

@@ -68,6 +68,7 @@ def test_what_a_strategy_does_not_follow_is_refused_with_one_that_does(
     [
         ("strategy=diloco steps=100 round.least_steps=21", "needs round.least_steps=20 or less"),
         ("strategy=diloco network.generator.h=4 round.least_steps=2", "needs round.least_steps=0"),
+        ("round.least_steps=1 round.quorum=3 round.max_staleness=2", "needs round.least_steps=0;"),
         ("strategy=scaffnew codec.up=topk2", "does not go with strategy 'scaffnew'"),
         ("strategy=scaffnew round.least_steps=1", "round.least_steps = 1"),
         ("strategy=scaffnew outer.generator.lr=0.5", "outer.generator.lr = 0.5"),
