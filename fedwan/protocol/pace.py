@@ -38,6 +38,8 @@ class Paces:
         self._h = h
         self._least = least_steps
         self._is_whole = num_fragments == 1
+        self.gone: Collection[str] = ()
+        """Sites that were here and are not any more, to whose speed nobody is held."""
         self._speeds: dict[str, float] = {}
         self._reached: dict[str, int] = {}
         """By site, the step after which it sent last."""
@@ -66,13 +68,17 @@ class Paces:
 
     def usual(self) -> float:
         """Steps a second of the site in the middle; 0 while nothing is known."""
-        return statistics.median(self._speeds.values()) if self._speeds else 0.0
+        return statistics.median(self._present().values()) if self._present() else 0.0
 
     def steps(self, site: str) -> int:
         """0 where the pace is the same for all, or not known yet."""
         if not self._least or site not in self._speeds:
             return 0
-        return balanced_steps(self._speeds, self._h, self._least)[site]
+        speeds = self._present() | {site: self._speeds[site]}
+        return balanced_steps(speeds, self._h, self._least)[site]
+
+    def _present(self) -> dict[str, float]:
+        return {site: speed for site, speed in self._speeds.items() if site not in self.gone}
 
 
 class RoundTimes:

@@ -294,7 +294,7 @@ class Rounds(Generic[C, U]):
 
         `gone`: sites that were here and are not any more.
         """
-        present = self.present
+        present, self._paces.gone = self.present, gone
         num_arrived, policy = len(present.whole), self._policy
         if not present.is_on_arrival:
             lacking = present.lacking()

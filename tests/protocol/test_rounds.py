@@ -244,6 +244,21 @@ def test_a_pace_of_the_sites_own_ends_with_the_samples_of_all() -> None:
     assert rounds.tell("s3", 0).steps == 0, "nothing is known of its speed"
 
 
+def test_steps_are_told_by_the_fastest_site_of_those_that_are_there() -> None:
+    rounds = make(RoundPolicy(3, 1, arrivals_from=0), num_versions=99, h=20, least_steps=1)
+    for site, compute_s in (("s1", 1.0), ("s2", 20.0), ("s3", 40.0)):
+        rounds.begin(0.0)
+        send(rounds, site, rounds.versions[0], steps=20, compute_s=compute_s)
+        rounds.advance(0.0, 3)
+        rounds.publish(Update(1))
+    rounds.begin(0.0)
+    assert [rounds.tell(site, 0).steps for site in SITES] == [20, 1, 1]
+    rounds.advance(1.0, 2, ["s1"])
+    assert [rounds.tell(site, 0).steps for site in SITES] == [20, 20, 10]
+    rounds.advance(2.0, 3)
+    assert [rounds.tell(site, 0).steps for site in SITES] == [20, 1, 1], "it is back"
+
+
 @pytest.mark.parametrize("most", [0, 2])
 def test_what_a_closed_round_was_not_given_is_late_though_its_update_is_not_out(most: int) -> None:
     rounds = make(RoundPolicy(3, 2, 10.0, max_staleness=most))
