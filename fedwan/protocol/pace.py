@@ -51,7 +51,8 @@ class Paces:
         """
         # Of the first one after a resume nobody knows which steps its seconds are of.
         before = self._reached.get(site, work.step)
-        steps = work.steps if self._is_whole else work.step - before
+        # It has taken no more than it contributes: a late one skips steps.
+        steps = work.steps if self._is_whole else min(work.steps, work.step - before)
         self._reached[site] = work.step
         speed = steps / work.compute_s if work.compute_s > 0 else 0.0
         if 0 < speed < MOST_SPEED:

@@ -96,3 +96,11 @@ def test_the_first_fragment_after_a_resume_tells_no_speed() -> None:
     assert paces.usual() == 0
     paces.note("s1", wire.Work(step=10_010, steps=10, compute_s=5.0))
     assert paces.usual() == 2
+
+
+def test_steps_that_a_site_skips_as_others_go_on_without_it_make_it_no_faster() -> None:
+    paces = Paces(20, 1, num_fragments=2)
+    for step in (10, 20, 30):
+        paces.note("s1", wire.Work(step=step, steps=20, compute_s=5.0))
+    paces.note("s1", wire.Work(step=10_000, steps=10, compute_s=5.0))
+    assert paces.usual() == 2
