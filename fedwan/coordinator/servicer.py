@@ -354,11 +354,12 @@ class Servicer(Federation):
             return _ACCEPTED if settled else None
         fragment, version, site = upload.key
         present = self.rounds.versions[fragment]
-        if self.rounds.note_dropped(upload.key, work):
+        now_s = time.monotonic()
+        if self.rounds.note_dropped(upload.key, work, now_s):
             late = f"{site}'s contribution to version {version} is dropped, it came at {present}"
             self.event("late", site, late, **self.unmerge(work))
         text = f"version {version} is not wanted, the present one is {present}"
-        step = self.rounds.others_step(time.monotonic(), site)
+        step = self.rounds.others_step(now_s, site)
         return wire.Receipt(status=wire.Receipt.STALE, text=text, others_step=step)
 
     def overcounted(self, fragment: int, figures: Mapping[str, float]) -> str:

@@ -91,8 +91,6 @@ class Rounds(Generic[C, U]):
         self._resumed_at = list(self.versions)
         """Whose contributions these are made of, this coordinator does not know."""
         self._last_dropped: dict[tuple[int, str], int] = {}
-        self._just_dropped: Key | None = None
-        """Whose time on its way the next `others_step` takes in."""
 
     def nominal_of(self, fragment: int) -> int:
         """Samples behind a contribution of weight 1."""
@@ -200,7 +198,7 @@ class Rounds(Generic[C, U]):
         self._times[fragment].announce(version, site, now_s)
         self.updates.note_holder(fragment, version, site, self.awaited)
 
-    def note_dropped(self, key: Key, work: wire.Work) -> bool:
+    def note_dropped(self, key: Key, work: wire.Work, now_s: float) -> bool:
         """Count a contribution that is too late, once: it may come in stripes, or again.
 
         Whether it was counted now, and says what a contribution can say.
@@ -209,7 +207,7 @@ class Rounds(Generic[C, U]):
         if self.is_merged(key) or key in self._left or is_last or self.is_over:
             return False
         self._drop(key)
-        self._just_dropped = key
+        self._times[key.fragment].arrive(key.version, key.site, now_s)
         try:
             self.check(key, work)
         except PayloadError:
@@ -436,10 +434,6 @@ class Rounds(Generic[C, U]):
         before the present round's update lands; or later, if the site is slower than they are, or
         longer on its way: its own contribution shall leave when theirs do, and be there in time.
         """
-        if self._just_dropped is not None:
-            fragment, version, dropped = self._just_dropped
-            self._times[fragment].arrive(version, dropped, now_s)
-            self._just_dropped = None
         present = self.round
         if present is None or present.is_on_arrival or not (speed := self._paces.usual()):
             return 0

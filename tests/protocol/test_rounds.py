@@ -161,7 +161,7 @@ def test_a_late_contribution_is_merged_after_the_others_or_dropped(max_staleness
     if not max_staleness:
         for _ in range(3):  # stripes, or attempts
             assert rounds.settled(Key(0, 0, "s1")) == "stale"
-            rounds.note_dropped(Key(0, 0, "s1"), wire.Work())
+            rounds.note_dropped(Key(0, 0, "s1"), wire.Work(), 0.0)
         assert rounds.dropped == 1
         return
     rounds.begin(0.0)
@@ -216,7 +216,7 @@ def test_what_grows_too_old_while_it_waits_is_named_and_counted_once() -> None:
         assert [(key, work.steps) for key, work in rounds.outdated] == outdated
         rounds.begin(0.0)
     assert rounds.settled(Key(0, 0, "s3")) == "stale"
-    assert not rounds.note_dropped(Key(0, 0, "s3"), wire.Work()), "its receipt was lost"
+    assert not rounds.note_dropped(Key(0, 0, "s3"), wire.Work(), 0.0), "its receipt was lost"
     assert rounds.dropped == 1 and rounds.tell("s3", 0).steps, "its speed is known"
     assert close(rounds, "s3") == [("s3", 2, 0)] and not rounds.outdated
 
@@ -363,7 +363,7 @@ def test_a_slower_site_that_was_away_for_long_is_merged_again(step_s: float) -> 
             if rounds.settled(key := Key(0, version, "s3")) != "stale":
                 send(rounds, "s3", version, at_s, **spent)
                 continue
-            rounds.note_dropped(key, wire.Work(**spent))
+            rounds.note_dropped(key, wire.Work(**spent), at_s)
             step = min(rounds.others_step(at_s, "s3"), 20 * present + 19)
             steps = 20 * (present + 1) - max(step, 20 * present)
             coming = (at_s + steps * step_s, present, steps)
@@ -412,7 +412,7 @@ def test_a_site_whose_link_becomes_slower_is_in_time_again(max_staleness: int) -
             if rounds.settled(key) == "":
                 rounds.arrive(key, Sent(work), comes_s)
                 break
-            rounds.note_dropped(key, work)
+            rounds.note_dropped(key, work, comes_s)
             depart(comes_s, version, rounds.others_step(comes_s, "s3"))
         now_s = rounds.deadline_s() + 0.01 if present.lacking() else max(sent_s + 0.1, comes_s)
         assert rounds.advance(now_s, 3)[0] == "close"
@@ -447,7 +447,7 @@ def test_where_a_new_process_cannot_make_again_what_was_sent_it_is_not_its_own()
     rounds.note_back("s1", 1)
     assert rounds.settled(Key(0, 0, "s1")) == "stale" and rounds.settled(Key(0, 0, "s2")) == ""
     assert rounds.tell("s2", 0).anew_from == 1 and not rounds.tell("s2", 1).anew_from
-    rounds.note_dropped(Key(0, 0, "s1"), wire.Work())
+    rounds.note_dropped(Key(0, 0, "s1"), wire.Work(), 0.0)
     assert not rounds.dropped, "in its place another one is merged"
     send(rounds, "s2", 0, 1.0)
     send(rounds, "s3", 0, 1.0)
