@@ -26,8 +26,11 @@ from torch import Tensor, nn
 
 from fedwan.errors import UserError
 from fedwan.site.checkpoint import Stateful, load_random_state, random_state
+from fedwan.site.frozen import marks_of
+from fedwan.site.group import is_plain
 from fedwan.site.joining import as_member, end_in_a_line, given_membership, join
 from fedwan.site.site import Membership, Site
+from fedwan.state import State
 from fedwan.workloads.base import NetworkKind
 
 _log = logging.getLogger(__name__)
@@ -70,8 +73,8 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
 
     Args:
         kinds: by network `adversarial` or `regression`, as for `fedwan.join`.
-        state: what else to go on from, by name, such as `{"ema": module.ema}`: anything with
-            `state_dict` and `load_state_dict`.
+        state: what else to go on from, by name, such as `{"ema": ema}`: anything with
+            `state_dict` and `load_state_dict` that is no part of the module.
         networks: by name; else the module's children that its optimisers train.
         evaluate: gets a seed; figures of the weights that the networks then hold.
         sample: gets a number and a seed; samples (num, channels, height, width) in [-1, 1].
@@ -129,16 +132,18 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
                 "the run; load the weights into the module before the fit, and give no ckpt_path"
             )
         optimizers: list[torch.optim.Optimizer] = trainer.optimizers
+        networks = self._networks or _trained_children(pl_module, optimizers)
         self._position = _Position(trainer)
         with as_member(member):
             site = join(
-                networks=self._networks or _trained_children(pl_module, optimizers),
+                networks=networks,
                 optimizers={str(index): optimizer for index, optimizer in enumerate(optimizers)},
                 state={"lightning": self._position} | self._state,
                 steps=max(0, trainer.max_steps) // max(1, len(optimizers)),
                 **self._options,
             )
         assert isinstance(site, Site), "it is started for a run"
+        self._position.begin(networks)
         self._site = site.__enter__()
         # The run ends the fit, in which steps that are taken again count once more.
         trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
@@ -263,6 +268,19 @@ class _Position:
         self._trainer = trainer
         self._loaded: dict[str, Any] | None = None
 
+    def begin(self, networks: Mapping[str, nn.Module]) -> None:
+        """What lies outside of these networks is as the script has made it."""
+        self._networks = networks
+        self._marks = marks_of(self._outside(nn.Parameter))
+
+    def _outside(self, kind: type[Tensor] = Tensor) -> State:
+        """What the module holds under none of the networks, sharing memory."""
+        modules = self._networks.values()
+        inside = {id(t) for m in modules for t in m.state_dict(keep_vars=True).values()}
+        held = self._trainer.lightning_module.state_dict(keep_vars=True).items()
+        own = {n: t for n, t in held if isinstance(t, kind) and id(t) not in inside}
+        return {n: t.detach() for n, t in own.items() if is_plain(t) and not t.is_meta}
+
     def state_dict(self) -> dict[str, Any]:
         """Of the batch that is complete; after an epoch's last one, of the epoch to come."""
         if self._loaded is not None:
@@ -273,7 +291,9 @@ class _Position:
         large = {"state_dict", "optimizer_states", "current_model_state"}
         large -= {"state_dict"} if is_averaged else set()
         known = {"hparams_name", "hyper_parameters"}
+        still = dict(marks_of(self._outside(nn.Parameter)).items() & self._marks.items())
         told = {
+            "outside": {n: t for n, t in self._outside().items() if n not in still},
             "is_over": trainer.is_last_batch,
             "reloaded": trainer.fit_loop._last_train_dl_reload_epoch,
             "generators": [g.get_state() for g in self._generators()],
@@ -292,6 +312,7 @@ class _Position:
         self._random = random_state()
         module, loop = trainer.lightning_module, trainer.fit_loop
         connector = trainer._checkpoint_connector
+        module.load_state_dict(loaded["outside"], strict=False)
         # Those of the run by now; an averaging callback has its own, and puts these back as well.
         weights = module.state_dict()
         checkpoint = {"state_dict": weights, **loaded, "current_model_state": weights}

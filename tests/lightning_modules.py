@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer, seed_everything
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -115,6 +116,30 @@ class Loose(Plain):
         self.scale = nn.Parameter(torch.ones(1))
 
 
+class Keeping(Plain):
+    """Holds outside of its network what changes as it trains, and a megabyte that does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()))
+        self.norm = nn.BatchNorm1d(2, affine=False)
+        self.ema = AveragedModel(self.net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        self.vae = nn.Linear(512, 512).requires_grad_(False)
+
+    def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
+        if self.global_step == 0:
+            self.scale.copy_(1 / batch.std())
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return super().training_step(self.norm(batch) * self.scale, batch_idx)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.ema.update_parameters(self.net)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.net.parameters(), lr=0.01)
+
+
 class Gan(LightningModule):
     """Two networks in manual optimisation: in every batch both, or in turns."""
 
@@ -162,6 +187,7 @@ MODULES: dict[str, Callable[[], LightningModule]] = {
     "clipping": Clipping,
     "scaling": Scaling,
     "falling": Falling,
+    "keeping": Keeping,
     "loose": Loose,
     "gan": Gan,
     "turns": partial(Gan, in_turns=True),

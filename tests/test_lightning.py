@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from lightning_fabric.utilities.distributed import DistributedSamplerWrapper
-from pytorch_lightning import Callback, LightningDataModule, Trainer
+from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import (
     EMAWeightAveraging,
     LearningRateFinder,
@@ -42,7 +42,7 @@ from tests.support import PoisoningLink, same_bits
 # Lightning has advice to give: workers, intervals, an accelerator.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-ONE = ("net", "plain", "clipping", "scaling", "falling")
+ONE = ("net", "plain", "clipping", "scaling", "falling", "keeping")
 NETWORKS = dict.fromkeys(ONE, ("net",)) | {"gan": ("discriminator", "generator")}
 FULL = ("codec.up=fp32", "codec.down=fp32")
 
@@ -120,6 +120,27 @@ def test_a_site_that_died_goes_on_to_the_same_bits(
         absence = Absence(share, share)
         died = trained(tmp_path / str(share), module, 20, absence=absence, **settings)
         assert whole.site_sha256 == died.site_sha256, share
+
+
+@pytest.mark.parametrize("leave_at", [0.4, 0.5])  # in mid-epoch, at its end
+def test_what_a_module_holds_outside_of_its_networks_survives_its_site(
+    tmp_path: Path, leave_at: float
+) -> None:
+    found = []
+    for number, absence in enumerate((None, Absence(leave_at, leave_at))):
+        made: list[LightningModule] = []
+
+        def train(place: Any, made: list[LightningModule] = made) -> None:
+            made.append(fit(tmp_path, "keeping", "stateful"))
+
+        folder = tmp_path / str(number)
+        absences = {"s1": absence} if absence else {}
+        run = simulate(config_of("keeping", 24, 2), folder, train=train, absences=absences)
+        found.append((run.site_sha256, hash_state(made[-1].state_dict())))
+    assert found[0] == found[1]
+    assert int(made[-1].ema.n_averaged) == 24
+    sizes = [path.stat().st_size for path in tmp_path.rglob("site-*.safetensors")]
+    assert sizes and max(sizes) < 500_000  # without the part that is frozen
 
 
 def test_the_run_ends_a_fit_whatever_steps_it_was_given(tmp_path: Path) -> None:
