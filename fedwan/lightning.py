@@ -14,6 +14,7 @@ four private names are used, to go on where a fit was: `_checkpoint_connector`, 
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -64,8 +65,8 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
 
     A step is complete at the end of the batch in which the last of the optimisers has stepped since
     the step before, after all hooks of the batch, its validation and its epoch: an accumulated
-    batch is no step, nor is one that AMP skipped, and networks that are trained in turn make one
-    step together. When the run is over, so is the fit.
+    batch is no step, one that AMP skipped is, as in Lightning, and networks that are trained in
+    turn make one step together. When the run is over, so is the fit.
 
     A script that is started again goes on where it was killed: position in the data, loops,
     schedulers, loss scale and the state of other callbacks come from the site's checkpoint, as from
@@ -149,7 +150,7 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
         _check_precision(trainer, site)
         self._position.take_over()
-        _make_room(trainer)
+        _make_room(trainer, site.num_steps)
         self._steps = iter(site)
         for index, optimizer in enumerate(optimizers):
             hook = optimizer.register_step_post_hook(partial(self._note_step, index))
@@ -164,10 +165,8 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         setattr(loop, name, partial(wrapper, getattr(loop, name)))
         self._hooks.callback(delattr, loop, name)
 
-    def _note_step(self, index: int, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        overflow = getattr(optimizer, "found_inf", None)  # what a fused one heeds itself
-        if overflow is None or not float(overflow):
-            self._stepped.add(index)
+    def _note_step(self, index: int, *_: object) -> None:
+        self._stepped.add(index)
 
     def _begin_step(self, trainer: Any, *_: Any) -> None:
         """What is due is exchanged here, and the coordinator heard; no step if the run is over."""
@@ -201,8 +200,11 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
             )
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Exchange gradients, if the strategy does."""
-        if self._site is not None and not self._is_reduced:
+        """Exchange gradients, if the strategy does; a step counts even if AMP skips it."""
+        if self._site is None:
+            return
+        self._note_step(trainer.optimizers.index(optimizer))
+        if not self._is_reduced:
             self._site.reduce()
             self._is_reduced = self._site.strategy.contributes == "gradient"
 
@@ -214,7 +216,7 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         # What Lightning calls by three names, as it is logged by step and epoch, by one.
         forks = {f"{name}_{each}" for name in metrics for each in ("step", "epoch")}
         self._site.log(**{n: v for n, v in metrics.items() if n not in forks and v.numel() == 1})
-        _make_room(trainer)
+        _make_room(trainer, self._site.num_steps)
         if len(self._stepped) == len(trainer.optimizers):
             self._stepped, self._is_due = set(), True
 
@@ -356,11 +358,18 @@ class _Position:
         return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
 
 
-def _make_room(trainer: Any) -> None:
-    """The run ends the fit, not `max_steps`, which stays what it was for who reads it till then."""
+def _make_room(trainer: Any, num_steps: int) -> None:
+    """The run ends the fit, not `max_steps`, which stays what it was for who reads it till then.
+
+    A schedule as long as the run stays at its end while steps are taken again.
+    """
     loop = trainer.fit_loop.epoch_loop
     if 0 <= loop.max_steps <= loop.global_step:
         loop.max_steps = loop.global_step + 1
+    for config in trainer.lr_scheduler_configs:
+        length = getattr(config.scheduler, "total_steps", math.inf)
+        if num_steps <= length <= config.scheduler.last_epoch:
+            config.frequency = sys.maxsize
 
 
 def _trained_children(

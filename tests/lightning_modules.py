@@ -108,6 +108,16 @@ class Falling(Plain):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
+class Cycle(Plain):
+    """A rate whose schedule is as long as the fit."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        total_steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
 class Loose(Plain):
     """Trains a parameter that is in no network."""
 
@@ -188,6 +198,7 @@ MODULES: dict[str, Callable[[], LightningModule]] = {
     "scaling": Scaling,
     "falling": Falling,
     "keeping": Keeping,
+    "cycle": Cycle,
     "loose": Loose,
     "gan": Gan,
     "turns": partial(Gan, in_turns=True),

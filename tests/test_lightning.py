@@ -42,7 +42,7 @@ from tests.support import PoisoningLink, same_bits
 # Lightning has advice to give: workers, intervals, an accelerator.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-ONE = ("net", "plain", "clipping", "scaling", "falling", "keeping")
+ONE = ("net", "plain", "clipping", "scaling", "falling", "keeping", "cycle")
 NETWORKS = dict.fromkeys(ONE, ("net",)) | {"gan": ("discriminator", "generator")}
 FULL = ("codec.up=fp32", "codec.down=fp32")
 
@@ -234,11 +234,25 @@ class Overflow(Callback):
             pl_module.net[0].weight.grad.fill_(torch.inf)
 
 
-def test_a_step_that_amp_skips_does_not_count(tmp_path: Path) -> None:
+def test_a_step_that_amp_skips_counts_as_in_lightning(tmp_path: Path) -> None:
+    """So a schedule as long as the run ends with it."""
     watcher, half = Watcher(), MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", 8.0))
-    settings = {"callbacks": [Overflow(), watcher], "plugins": [half]}
-    trained(tmp_path, steps=8, **settings)
-    assert len(watcher.seen) == 9
+    settings = {"callbacks": [Overflow(), watcher], "plugins": [half], "max_steps": 8}
+    run = trained(tmp_path, "cycle", steps=8, **settings)
+    assert len(watcher.seen) == 8 and run.totals.contributions == 4
+    assert same_bits(watcher.seen[1], watcher.seen[2])
+
+
+def test_a_schedule_as_long_as_the_run_stays_at_its_end_where_steps_are_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedwan.coordinator.run.FAREWELL_S", 0.1)
+    watcher = Watcher()
+    settings: dict[str, Any] = {"wrap": lambda _, link: PoisoningLink(link, 3), "max_steps": 12}
+    run = trained(tmp_path, "cycle", callbacks=[watcher], **settings)
+    assert run.totals.rejected == 1 and len(watcher.seen) == 14
+    with pytest.raises(ValueError, match="of total steps is 6"):  # the mistake of a user
+        trained(tmp_path / "short", "cycle", **settings | {"max_steps": 6})
 
 
 def exchanging(folder: Path, module: str, **settings: Any) -> SimulatedRun:
