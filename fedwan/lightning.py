@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwan.errors import UserError
+from fedwan.rng import derive_seed
 from fedwan.site.checkpoint import Stateful, load_random_state, random_state
 from fedwan.site.frozen import marks_of
 from fedwan.site.group import is_plain
@@ -144,6 +146,9 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
                 **self._options,
             )
         assert isinstance(site, Site), "it is started for a run"
+        if site.config.num_sites > 1:  # for the samplers that Lightning makes in DDP
+            parts = os.environ.get("PL_GLOBAL_SEED", 0), site.config.seed, site.name
+            os.environ["PL_GLOBAL_SEED"] = str(derive_seed(*parts) % 2**32)
         self._position.begin(networks)
         self._site = site.__enter__()
         # The run ends the fit, in which steps that are taken again count once more.

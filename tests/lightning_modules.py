@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 import warnings
@@ -242,5 +243,16 @@ class Dawdle(Callback):
         time.sleep(0.05)
 
 
+class Order(Callback):
+    """Tells what this process reads in its first epoch."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        path = Path(trainer.default_root_dir) / f"order{trainer.global_rank}.json"
+        order = list(trainer.train_dataloader.sampler)
+        path.write_text(json.dumps({"order": order, "seed": torch.initial_seed()}))
+
+
 if __name__ == "__main__":
-    fit(Path(sys.argv[1]), sys.argv[2], sys.argv[3], [Dawdle()], val_check_interval=4)
+    folder, module, loader, *ddp = sys.argv[1:]
+    shared: dict[str, Any] = {"strategy": "ddp", "devices": 2} if ddp else {"val_check_interval": 4}
+    fit(Path(folder), module, loader, [Order() if ddp else Dawdle()], **shared)

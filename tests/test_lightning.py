@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import signal
 import subprocess
@@ -198,6 +199,29 @@ def test_a_process_that_is_killed_and_started_again_comes_to_the_same_bits(
         process.wait()
         assert served.start(*script).wait(60) == 0
     assert served.run.site_sha256() == whole.site_sha256 != {}
+
+
+@pytest.mark.slow
+def test_under_ddp_each_site_draws_an_order_of_its_own_that_its_processes_share(
+    tmp_path: Path, identities: Path
+) -> None:
+    config = config_of("plain", 4, 2, "sites=2")
+    served = Served(config, tmp_path / "run", identities)
+    found = []
+    with served.serving():
+        started = []
+        for site in ("s1", "s2"):
+            (folder := tmp_path / site).mkdir()
+            served.assignment = folder / "assignment.json"
+            script = ("-W", "ignore", "-m", "tests.lightning_modules", folder, "plain", "plain")
+            started.append(served.start(*script, "ddp", site=site))
+        assert [process.wait(120) for process in started] == [0, 0], served.stderr.read_text()
+    for site in ("s1", "s2"):
+        ranks = [json.loads((tmp_path / site / f"order{n}.json").read_text()) for n in (0, 1)]
+        assert ranks[0]["seed"] == ranks[1]["seed"]
+        assert sorted(ranks[0]["order"] + ranks[1]["order"]) == list(range(24))
+        found.append(ranks[0])
+    assert found[0]["order"] != found[1]["order"] and found[0]["seed"] != found[1]["seed"]
 
 
 def test_users_callbacks_loggers_and_validation_stay(tmp_path: Path) -> None:

@@ -273,11 +273,11 @@ class Served:
             plane.stop(0.1)
             drop_meeting(self.assignment)
 
-    def start(self, *argv: object) -> subprocess.Popen[bytes]:
+    def start(self, *argv: object, site: str = "s1") -> subprocess.Popen[bytes]:
         """The site's script, by this Python."""
         Assignment(
-            *(self.address, "run-1", to_json(self.config), "s1", str(self.identities / "s1")),
-            *(str(self.folder / "s1"), "", False, os.getpid(), machine()),
+            *(self.address, "run-1", to_json(self.config), site, str(self.identities / site)),
+            *(str(self.folder / site), "", False, os.getpid(), machine()),
         ).write(self.assignment)
         return self.also(sys.executable, *argv)
 
