@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import torch
@@ -297,7 +298,9 @@ class _Position:
         is_averaged = "averaging_state" in saved  # then these weights are a callback's own
         large = {"state_dict", "optimizer_states", "current_model_state"}
         large -= {"state_dict"} if is_averaged else set()
-        known = {"hparams_name", "hyper_parameters"}
+        owners = _lightning().LightningModule, _lightning().LightningDataModule
+        names = (f"CHECKPOINT_HYPER_PARAMS_{each}" for each in ("NAME", "KEY", "TYPE"))
+        known = {getattr(*each) for each in product(owners, names)}
         still = dict(marks_of(self._outside(nn.Parameter)).items() & self._marks.items())
         told = {
             "outside": {n: t for n, t in self._outside().items() if n not in still},

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -375,6 +376,42 @@ def test_where_lightning_is_missing_it_is_said_what_to_install() -> None:
     ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 2 and ended.stderr.count("\n") == 1
     assert "pip install 'fedwan[lightning]'" in ended.stderr
+
+
+class Hyper(Net):
+    """Its hyperparameters are a class and a path; `is_kept` has it keep the path itself."""
+
+    def __init__(self, kind: type, root: Path, is_kept: bool = False) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["hparams_type"] = self.hparams.kind  # as Lightning has it of OmegaConf's
+        if self.hparams.is_kept:
+            checkpoint["root"] = self.hparams.root
+
+
+class HyperData(LightningDataModule):
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def train_dataloader(self) -> Any:
+        return loader_of("stateful")
+
+
+def test_hyperparameters_are_no_part_of_a_position_and_other_objects_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedwan.coordinator.run.FAREWELL_S", 0.1)
+    for is_kept in (False, True):
+
+        def train(place: object, is_kept: bool = is_kept) -> None:
+            fit(tmp_path, lambda: Hyper(Net, tmp_path, is_kept), HyperData(tmp_path))
+
+        told = "it holds pathlib.*on_save_checkpoint"
+        with pytest.raises(UserError, match=told) if is_kept else nullcontext():
+            simulate(config_of("net", 4, 2), tmp_path / str(is_kept), train=train)
 
 
 class Counting:

@@ -521,8 +521,8 @@ def pack(what: str, value: object) -> Tensor:
             raise TypeError(f"it holds {', '.join(sorted(foreign))}")
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UserError(
-            f"{what} cannot be kept in a checkpoint: {error}; have its state_dict() return "
-            "tensors, numbers, text, lists and dicts alone"
+            f"{what} cannot be kept in a checkpoint: {error}; have its state_dict() (in Lightning "
+            "on_save_checkpoint() as well) return tensors, numbers, text, lists and dicts alone"
         ) from None
     return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
 
