@@ -316,12 +316,19 @@ class _Position:
 
     def take_over(self) -> None:
         """What `state_dict` gave, but for the place in the data."""
-        loaded, trainer = self._loaded, self._trainer
+        loaded, loop = self._loaded, self._trainer.fit_loop
         if loaded is None:
             return
         self._random = random_state()
-        module, loop = trainer.lightning_module, trainer.fit_loop
-        connector = trainer._checkpoint_connector
+        self._put_back(loaded)
+        loop.epoch_progress.increment_by(loaded["epoch"])
+        loop.epoch_loop.load_state_dict(loaded["loops"]["fit_loop"], "epoch_loop.")
+        loop.epoch_loop.restarting = not loaded["is_over"]
+        loop.epoch_loop.val_loop.restarting = True  # its sanity was checked at the first start
+
+    def _put_back(self, loaded: dict[str, Any]) -> None:
+        """The states of the module, callbacks and the like."""
+        module, connector = self._trainer.lightning_module, self._trainer._checkpoint_connector
         module.load_state_dict(loaded["outside"], strict=False)
         # Those of the run by now; an averaging callback has its own, and puts these back as well.
         weights = module.state_dict()
@@ -333,10 +340,6 @@ class _Position:
         connector.restore_precision_plugin_state()
         connector.restore_lr_schedulers()
         connector._loaded_checkpoint = {}
-        loop.epoch_progress.increment_by(loaded["epoch"])
-        loop.epoch_loop.load_state_dict(loaded["loops"]["fit_loop"], "epoch_loop.")
-        loop.epoch_loop.restarting = not loaded["is_over"]
-        loop.epoch_loop.val_loop.restarting = True  # its sanity was checked at the first start
 
     def go_on(self, is_over: bool) -> None:
         """Find the place in the data, of loaders that can tell it; others begin anew.
@@ -349,6 +352,7 @@ class _Position:
         self._loaded = None
         self._trainer.fit_loop._last_train_dl_reload_epoch = loaded["reloaded"]
         if not is_over:
+            self._put_back(loaded)  # once more: hooks of an epoch's begin were called again
             fetcher = self._trainer.fit_loop._data_fetcher
             states = loaded["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
             fetcher.combined_loader._load_state_dicts(states)

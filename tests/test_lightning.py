@@ -473,6 +473,44 @@ for kind in (Later, Curriculum):
         setattr(kind, name, _counted(name))
 
 
+class Staged(Net):
+    """Sets at an epoch's begin what follows from its number, counts it, and draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.drawn, self.rate = 0, 0.0, 0.0
+
+    def on_train_epoch_start(self) -> None:
+        self.begun += 1
+        self.drawn = float(torch.rand(1))
+        self.rate = 1 + self.current_epoch
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch * self.begun * self.rate + self.drawn, batch_idx)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["begun"], checkpoint["drawn"] = self.begun, self.drawn
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.begun, self.drawn = checkpoint["begun"], checkpoint["drawn"]
+
+
+@pytest.mark.parametrize("leave_at", [0.4, 0.6])  # in the second epoch, at its end
+def test_what_an_epoch_began_with_is_what_its_rest_goes_on_with(
+    tmp_path: Path, leave_at: float
+) -> None:
+    found = []
+    for number, absence in enumerate((None, Absence(leave_at, leave_at))):
+        run = simulate(
+            config_of("net", 20, 2),
+            tmp_path / str(number),
+            train=lambda place: fit(tmp_path, Staged, "stateful"),
+            absences={"s1": absence} if absence else {},
+        )
+        found.append(run.site_sha256)
+    assert found[0] == found[1]
+
+
 class Growing(Counting, LightningDataModule):
     """Batches grow as they are served."""
 
