@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
 from fedwan.errors import UserError
 from fedwan.rng import derive_seed
@@ -351,11 +352,18 @@ class _Position:
             return
         self._loaded = None
         self._trainer.fit_loop._last_train_dl_reload_epoch = loaded["reloaded"]
+        fetcher = self._trainer.fit_loop._data_fetcher
+        states = loaded["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
+        loaders = [each for each in fetcher.combined_loader.flattened if isinstance(each, Stateful)]
+        for loader, state in zip(loaders, states, strict=not is_over):
+            # A stream that can tell its place begins no epoch anew.
+            stream = getattr(loader, "dataset", None)
+            if not is_over or (
+                isinstance(stream, IterableDataset) and isinstance(stream, Stateful)
+            ):
+                loader.load_state_dict(state)
         if not is_over:
             self._put_back(loaded)  # once more: hooks of an epoch's begin were called again
-            fetcher = self._trainer.fit_loop._data_fetcher
-            states = loaded["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
-            fetcher.combined_loader._load_state_dicts(states)
             iter(fetcher)
         load_random_state(self._random)
         for generator, state in zip(self._generators(), loaded["generators"], strict=True):

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer, seed_everything
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from fedwan.lightning import FedwanCallback
@@ -29,6 +29,24 @@ class Points(Dataset[Tensor]):
 
     def __getitem__(self, index: int) -> Tensor:
         return torch.tensor([index / 24.0, 1.0]) + 0.1 * torch.randn(2)
+
+
+class Stream(IterableDataset[Tensor]):
+    """Points that are read once, of a number or without an end; it can tell its place."""
+
+    def __init__(self, length: int = sys.maxsize) -> None:
+        self._length, self._at = length, 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while self._at < self._length:
+            self._at += 1
+            yield torch.tensor([self._at / 24.0, 1.0])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self._at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._at = state["at"]
 
 
 def loader_of(kind: str) -> Any:

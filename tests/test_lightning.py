@@ -37,7 +37,7 @@ from fedwan.link.base import Link
 from fedwan.simulation import Absence, SimulatedRun, simulate
 from fedwan.site.assignment import VARIABLE, read_outcome
 from fedwan.state import State, hash_state, state_of
-from tests.lightning_modules import Annealed, Net, Points, fit, loader_of
+from tests.lightning_modules import Annealed, Net, Points, Stream, fit, loader_of
 from tests.site.support import ROOT, Served
 from tests.support import PoisoningLink, same_bits
 
@@ -509,6 +509,38 @@ def test_what_an_epoch_began_with_is_what_its_rest_goes_on_with(
         )
         found.append(run.site_sha256)
     assert found[0] == found[1]
+
+
+class Told(Net):
+    """Notes what it has read."""
+
+    def __init__(self, read: list[float]) -> None:
+        super().__init__()
+        self.read = read
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.read.append(round(float(batch[0, 0] * 24)))
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("per_epoch", [3, 4])
+def test_a_stream_goes_on_where_it_was_at_an_epoch_s_end_as_well(
+    tmp_path: Path, per_epoch: int
+) -> None:
+    found = []
+    for number, absence in enumerate((None, Absence(0.5, 0.5))):
+        read: list[float] = []
+
+        def train(place: object, read: list[float] = read) -> None:
+            loader = StatefulDataLoader(Stream(), 1)
+            fit(tmp_path, lambda: Told(read), loader, limit_train_batches=per_epoch)
+
+        absences = {"s1": absence} if absence else {}
+        folder = tmp_path / str(number)
+        run = simulate(config_of("net", 12, 2), folder, train=train, absences=absences)
+        found.append((run.site_sha256, read[-6:]))
+    assert found[0] == found[1]
+    assert found[0][1] == list(range(7, 13))
 
 
 class Growing(Counting, LightningDataModule):
