@@ -34,6 +34,7 @@ from fedwan.site.checkpoint import Stateful, load_random_state, random_state
 from fedwan.site.frozen import marks_of
 from fedwan.site.group import is_plain
 from fedwan.site.joining import as_member, end_in_a_line, given_membership, join
+from fedwan.site.script import DATA_ENDED
 from fedwan.site.site import Membership, Site
 from fedwan.state import State
 from fedwan.workloads.base import NetworkKind
@@ -232,6 +233,8 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
     ) -> None:
         """End a step after its batch, or the last one of an epoch after that."""
         loop = trainer.fit_loop.epoch_loop
+        if is_epoch and not loop.batch_progress.current.ready:
+            raise UserError(DATA_ENDED.format(self._site))
         if loop._skip_next_val:  # the batch of a checkpoint: it has ended
             loop._skip_next_val = False
             return

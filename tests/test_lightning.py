@@ -306,6 +306,7 @@ def test_gradients_of_all_networks_are_exchanged_before_the_first_step(tmp_path:
         (lambda folder: trained(folder, max_epochs=1), r"ended at step 6 of 12.*max_epochs=-1"),
         (lambda folder: trained(folder, "loose"), "Loose trains scale outside"),
         (lambda folder: trained(folder, ckpt_path=folder / "x.ckpt"), "ckpt_path"),
+        (lambda folder: trained(folder, loader=DataLoader(Stream(24), 4)), "data ended at step 6"),
         (lambda folder: trained(folder, callbacks=[LearningRateFinder()]), "Finder trains by its"),
         (
             lambda folder: trained(
