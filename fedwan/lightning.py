@@ -152,7 +152,7 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         if site.config.num_sites > 1:  # for the samplers that Lightning makes in DDP
             parts = os.environ.get("PL_GLOBAL_SEED", 0), site.config.seed, site.name
             os.environ["PL_GLOBAL_SEED"] = str(derive_seed(*parts) % 2**32)
-        self._position.begin(networks)
+        site.replica.compare(self._position.begin(networks))
         self._site = site.__enter__()
         # The run ends the fit, in which steps that are taken again count once more.
         trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
@@ -280,10 +280,11 @@ class _Position:
         self._trainer = trainer
         self._loaded: dict[str, Any] | None = None
 
-    def begin(self, networks: Mapping[str, nn.Module]) -> None:
-        """What lies outside of these networks is as the script has made it."""
+    def begin(self, networks: Mapping[str, nn.Module]) -> State:
+        """Parameters outside of these networks, as the script has made them."""
         self._networks = networks
-        self._marks = marks_of(self._outside(nn.Parameter))
+        self._marks = marks_of(found := self._outside(nn.Parameter))
+        return found
 
     def _outside(self, kind: type[Tensor] = Tensor) -> State:
         """What the module holds under none of the networks, sharing memory."""
@@ -346,10 +347,7 @@ class _Position:
         connector._loaded_checkpoint = {}
 
     def go_on(self, is_over: bool) -> None:
-        """Find the place in the data, of loaders that can tell it; others begin anew.
-
-        To be called before Lightning begins an epoch, and after.
-        """
+        """Find the place in the data: called before Lightning begins an epoch, and after."""
         loaded = self._loaded
         if loaded is None or loaded["is_over"] != is_over:
             return
@@ -413,19 +411,16 @@ def _check_precision(trainer: Any, site: Site) -> None:
     if site.strategy.contributes != "gradient":
         return
     module, usual = trainer.lightning_module, _lightning().LightningModule
-    if type(module).configure_gradient_clipping is not usual.configure_gradient_clipping:
-        raise UserError(
-            f"{type(module).__name__}.configure_gradient_clipping clips what the coordinator, that "
-            "steps as well, does not; clip by the run's inner.NETWORK.clip_norm, or choose a "
-            "strategy that sends deltas, such as diloco"
-        )
+    does_clip = type(module).configure_gradient_clipping is not usual.configure_gradient_clipping
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
     refused = {
-        f"gradient_clip_val={trainer.gradient_clip_val}": trainer.gradient_clip_val,
-        f"precision={trainer.precision!r}": getattr(trainer.precision_plugin, "scaler", None),
+        f"{type(module).__name__}.configure_gradient_clipping": does_clip,
+        f"Trainer(gradient_clip_val={trainer.gradient_clip_val})": trainer.gradient_clip_val,
+        f"Trainer(precision={trainer.precision!r})": scaler,
     }
     if found := [text for text, value in refused.items() if value]:
         raise UserError(
-            f"Trainer({found[0]}) clips or skips what the coordinator, that steps as well, does "
+            f"{found[0]} clips or skips what the coordinator, that steps as well, does "
             "not; clip by the run's inner.NETWORK.clip_norm, train in 'bf16-mixed', or choose a "
             "strategy that sends deltas, such as diloco"
         )

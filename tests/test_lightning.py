@@ -32,12 +32,13 @@ from torchdata.stateful_dataloader.sampler import BatchSampler, RandomSampler
 
 from fedwan.app import load_run
 from fedwan.config import Config
-from fedwan.errors import UserError
+from fedwan.errors import FedwanError, UserError
 from fedwan.link.base import Link
+from fedwan.rng import seeded_init
 from fedwan.simulation import Absence, SimulatedRun, simulate
 from fedwan.site.assignment import VARIABLE, read_outcome
 from fedwan.state import State, hash_state, state_of
-from tests.lightning_modules import Annealed, Net, Points, Stream, fit, loader_of
+from tests.lightning_modules import Annealed, Keeping, Net, Points, Stream, fit, loader_of
 from tests.site.support import ROOT, Served
 from tests.support import PoisoningLink, same_bits
 
@@ -143,6 +144,25 @@ def test_what_a_module_holds_outside_of_its_networks_survives_its_site(
     assert int(made[-1].ema.n_averaged) == 24
     sizes = [path.stat().st_size for path in tmp_path.rglob("site-*.safetensors")]
     assert sizes and max(sizes) < 500_000  # without the part that is frozen
+
+
+def test_sites_compare_parameters_outside_of_their_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedwan.coordinator.run.FAREWELL_S", 0.1)
+    for is_other in (False, True):
+        modules = {}
+        for site in ("s1", "s2"):
+            with seeded_init(3):
+                modules[site] = Keeping()
+        modules["s2"].vae.bias.data.add_(float(is_other))
+
+        def train(place: Any, modules: dict[str, Keeping] = modules) -> None:
+            fit(tmp_path, lambda: modules[place.name])
+
+        config = config_of("keeping", 4, 2, "sites=2")
+        with pytest.raises(FedwanError, match="frozen") if is_other else nullcontext():
+            simulate(config, tmp_path / str(is_other), train=train)
 
 
 def test_the_run_ends_a_fit_whatever_steps_it_was_given(tmp_path: Path) -> None:

@@ -119,6 +119,11 @@ class Replica:
     def _hash(self, state: Mapping[str, Tensor]) -> str:
         return hash_state(OnDemand(state, lambda name: whole(state[name])))
 
+    def compare(self, frozen: State) -> None:
+        """Have tensors of no network compared between sites, as frozen ones are; collective."""
+        if frozen:
+            self.frozen_sha256 = hash_hashes((self.frozen_sha256, self._hash(frozen)))
+
     def follow(self) -> None:
         """Keep to tensors that have taken the place of others, as `param.data = ...` has it.
 
