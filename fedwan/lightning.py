@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
-from itertools import product
 from typing import Any
 
 import torch
@@ -104,7 +103,7 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         self._site: Site | None = None
         self._steps: Iterator[int] = iter(())
         self._hooks = ExitStack()
-        self._stepped: set[int] = set()
+        self._stepped: set[torch.optim.Optimizer] = set()
         self._is_due = False
         """Whether a step is complete that the site does not know of yet."""
         self._is_reduced = False
@@ -160,8 +159,9 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         self._position.take_over()
         _make_room(trainer, site.num_steps)
         self._steps = iter(site)
-        for index, optimizer in enumerate(optimizers):
-            hook = optimizer.register_step_post_hook(partial(self._note_step, index))
+        self._held = [(each, len(each.param_groups)) for each in optimizers]
+        for optimizer in optimizers:
+            hook = optimizer.register_step_post_hook(lambda each, *_: self._stepped.add(each))
             self._hooks.callback(hook.remove)
         loop = trainer.fit_loop
         self._wrap(loop, "on_advance_start", self._start_epoch)
@@ -172,9 +172,6 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         """There is no hook that comes after all others."""
         setattr(loop, name, partial(wrapper, getattr(loop, name)))
         self._hooks.callback(delattr, loop, name)
-
-    def _note_step(self, index: int, *_: object) -> None:
-        self._stepped.add(index)
 
     def _begin_step(self, trainer: Any, *_: Any) -> None:
         """What is due is exchanged here, and the coordinator heard; no step if the run is over."""
@@ -187,8 +184,7 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
             for loader in trainer.fit_loop._data_fetcher.combined_loader.flattened:
                 owners = loader, getattr(loader, "batch_sampler", None)
                 kinds = {type(getattr(owner, "sampler", None)).__name__ for owner in owners}
-                is_wrapped = "DistributedSamplerWrapper" in kinds
-                if is_wrapped and isinstance(loader, Stateful):
+                if "DistributedSamplerWrapper" in kinds and isinstance(loader, Stateful):
                     _log.warning(_FORGETS, type(loader).__name__)
         self._begin_step(trainer)
 
@@ -209,10 +205,8 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Exchange gradients, if the strategy does; a step counts even if AMP skips it."""
-        if self._site is None:
-            return
-        self._note_step(trainer.optimizers.index(optimizer))
-        if not self._is_reduced:
+        self._stepped.add(optimizer)
+        if self._site is not None and not self._is_reduced:
             self._site.reduce()
             self._is_reduced = self._site.strategy.contributes == "gradient"
 
@@ -220,6 +214,11 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         """Count optimisers that have stepped; the step is complete when all have."""
         if self._site is None:
             return
+        if [(each, len(each.param_groups)) for each in trainer.optimizers] != self._held:
+            raise UserError(
+                "optimisers were made anew or given parameters in mid-fit, where no run learns of "
+                "it; have configure_optimizers hold all that is trained, with lr=0 what is to wait"
+            )
         metrics = trainer.callback_metrics
         # What Lightning calls by three names, as it is logged by step and epoch, by one.
         forks = {f"{name}_{each}" for name in metrics for each in ("step", "epoch")}
@@ -300,12 +299,10 @@ class _Position:
             return self._loaded  # nothing has happened since
         trainer = self._trainer
         saved = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        is_averaged = "averaging_state" in saved  # then these weights are a callback's own
-        large = {"state_dict", "optimizer_states", "current_model_state"}
-        large -= {"state_dict"} if is_averaged else set()
-        owners = _lightning().LightningModule, _lightning().LightningDataModule
-        names = (f"CHECKPOINT_HYPER_PARAMS_{each}" for each in ("NAME", "KEY", "TYPE"))
-        known = {getattr(*each) for each in product(owners, names)}
+        is_averaged = "averaging_state" in saved  # then `state_dict` is a callback's own
+        large = {"optimizer_states", "current_model_state" if is_averaged else "state_dict"}
+        names = "hparams_name", "hparams_type", "hyper_parameters"
+        known = {f"{of}{name}" for of in ("", "datamodule_") for name in names}
         still = dict(marks_of(self._outside(nn.Parameter)).items() & self._marks.items())
         told = {
             "outside": {n: t for n, t in self._outside().items() if n not in still},

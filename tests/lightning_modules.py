@@ -169,6 +169,23 @@ class Keeping(Plain):
         return torch.optim.Adam(self.net.parameters(), lr=0.01)
 
 
+class Renewing(Plain):
+    """Its optimiser is made anew for the second epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.trainer.strategy.setup_optimizers(self.trainer)
+
+
+class Thawing(Plain):
+    """Trains a second network from the second epoch on."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.frozen.requires_grad_(True)
+            self.optimizers().add_param_group({"params": self.frozen.parameters()})
+
+
 class Gan(LightningModule):
     """Two networks in manual optimisation: in every batch both, or in turns."""
 
@@ -219,6 +236,8 @@ MODULES: dict[str, Callable[[], LightningModule]] = {
     "keeping": Keeping,
     "cycle": Cycle,
     "loose": Loose,
+    "renewing": Renewing,
+    "thawing": Thawing,
     "gan": Gan,
     "turns": partial(Gan, in_turns=True),
     "together": Together,

@@ -45,7 +45,7 @@ from tests.support import PoisoningLink, same_bits
 # Lightning has advice to give: workers, intervals, an accelerator.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-ONE = ("net", "plain", "clipping", "scaling", "falling", "keeping", "cycle")
+ONE = ("net", "plain", "clipping", "scaling", "falling", "keeping", "cycle", "renewing", "thawing")
 NETWORKS = dict.fromkeys(ONE, ("net",)) | {"gan": ("discriminator", "generator")}
 FULL = ("codec.up=fp32", "codec.down=fp32")
 
@@ -325,6 +325,8 @@ def test_gradients_of_all_networks_are_exchanged_before_the_first_step(tmp_path:
         (lambda folder: exchanging(folder, "falling"), "the lr of 'net' is 0.005, not 0.01"),
         (lambda folder: trained(folder, max_epochs=1), r"ended at step 6 of 12.*max_epochs=-1"),
         (lambda folder: trained(folder, "loose"), "Loose trains scale outside"),
+        (lambda folder: trained(folder, "renewing"), "made anew.*lr=0"),
+        (lambda folder: trained(folder, "thawing", h=12), "given parameters.*lr=0"),
         (lambda folder: trained(folder, ckpt_path=folder / "x.ckpt"), "ckpt_path"),
         (lambda folder: trained(folder, loader=DataLoader(Stream(24), 4)), "data ended at step 6"),
         (lambda folder: trained(folder, callbacks=[LearningRateFinder()]), "Finder trains by its"),
