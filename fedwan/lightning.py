@@ -97,6 +97,8 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         sample: Callable[[int, int], Tensor] | None = None,
     ) -> None:
         self._state = dict(state or {})
+        if "lightning" in self._state:
+            raise UserError("state['lightning'] is the fit's own place; give yours another name")
         self._networks = networks
         self._options: dict[str, Any] = {"kinds": kinds, "evaluate": evaluate, "sample": sample}
         self._member: Membership | None = None
@@ -134,7 +136,8 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         if trainer.ckpt_path:
             raise UserError(
                 f"ckpt_path = {str(trainer.ckpt_path)!r}: a site's weights and position come from "
-                "the run; load the weights into the module before the fit, and give no ckpt_path"
+                "the run; load the weights into the module before the fit, and give no ckpt_path; "
+                "one that Slurm left: delete it, and give SLURMEnvironment(auto_requeue=False)"
             )
         optimizers: list[torch.optim.Optimizer] = trainer.optimizers
         networks = self._networks or _trained_children(pl_module, optimizers)

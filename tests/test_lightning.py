@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -33,6 +35,7 @@ from torchdata.stateful_dataloader.sampler import BatchSampler, RandomSampler
 from fedwan.app import load_run
 from fedwan.config import Config
 from fedwan.errors import FedwanError, UserError
+from fedwan.lightning import FedwanCallback
 from fedwan.link.base import Link
 from fedwan.rng import seeded_init
 from fedwan.simulation import Absence, SimulatedRun, simulate
@@ -315,6 +318,15 @@ def test_gradients_of_all_networks_are_exchanged_before_the_first_step(tmp_path:
     torch.testing.assert_close(run.model.state, state_of(children), rtol=0, atol=1e-6)
 
 
+def requeued(folder: Path) -> SimulatedRun:
+    """In a job of Slurm's, with what it left in the fit's folder when it was queued again."""
+    (folder / "x.ckpt").rename(folder / "hpc_ckpt_1.ckpt")
+    names = ("NTASKS", "JOB_ID", "NODEID", "PROCID", "LOCALID")
+    job = {f"SLURM_{name}": "0" for name in names} | {"SLURM_NTASKS": "1", "SLURM_JOB_NAME": "x"}
+    with mock.patch.dict(os.environ, job):
+        return trained(folder, devices=1)
+
+
 @pytest.mark.parametrize(
     ("start", "told"),
     [
@@ -325,6 +337,7 @@ def test_gradients_of_all_networks_are_exchanged_before_the_first_step(tmp_path:
         (lambda folder: exchanging(folder, "falling"), "the lr of 'net' is 0.005, not 0.01"),
         (lambda folder: trained(folder, max_epochs=1), r"ended at step 6 of 12.*max_epochs=-1"),
         (lambda folder: trained(folder, "loose"), "Loose trains scale outside"),
+        (requeued, "hpc_ckpt_1.ckpt.*delete it.*auto_requeue=False"),
         (lambda folder: trained(folder, "renewing"), "made anew.*lr=0"),
         (lambda folder: trained(folder, "thawing", h=12), "given parameters.*lr=0"),
         (lambda folder: trained(folder, ckpt_path=folder / "x.ckpt"), "ckpt_path"),
@@ -390,6 +403,11 @@ def test_the_documented_script_trains_alone_and_in_a_run(
     config = load_run(None, ["workload=command", "sites=1", "h=20", "eval.every=0"])
     run = simulate(config, tmp_path / "run", train=lambda place: script["main"]())
     assert run.totals.contributions == 2
+
+
+def test_the_name_of_the_fit_s_own_state_is_refused() -> None:
+    with pytest.raises(UserError, match=r"state\['lightning'\]"):
+        FedwanCallback(state={"lightning": Counting()})
 
 
 @pytest.mark.slow
