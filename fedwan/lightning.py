@@ -109,6 +109,7 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         self._is_due = False
         """Whether a step is complete that the site does not know of yet."""
         self._is_reduced = False
+        self._metrics: dict[str, Tensor] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuse what would train before the run is joined."""
@@ -222,10 +223,13 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
                 "optimisers were made anew or given parameters in mid-fit, where no run learns of "
                 "it; have configure_optimizers hold all that is trained, with lr=0 what is to wait"
             )
-        metrics = trainer.callback_metrics
+        # They stay there; one that is logged anew has memory of its own.
+        told = {value.data_ptr() for value in self._metrics.values()}
+        self._metrics = metrics = dict(trainer.callback_metrics)
         # What Lightning calls by three names, as it is logged by step and epoch, by one.
         forks = {f"{name}_{each}" for name in metrics for each in ("step", "epoch")}
-        self._site.log(**{n: v for n, v in metrics.items() if n not in forks and v.numel() == 1})
+        new = {n: v for n, v in metrics.items() if n not in forks and v.data_ptr() not in told}
+        self._site.log(**{n: v for n, v in new.items() if v.numel() == 1})
         _make_room(trainer, self._site.num_steps)
         if len(self._stepped) == len(trainer.optimizers):
             self._stepped, self._is_due = set(), True
@@ -412,11 +416,11 @@ def _check_precision(trainer: Any, site: Site) -> None:
         return
     module, usual = trainer.lightning_module, _lightning().LightningModule
     does_clip = type(module).configure_gradient_clipping is not usual.configure_gradient_clipping
-    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    plugin = trainer.precision_plugin
     refused = {
         f"{type(module).__name__}.configure_gradient_clipping": does_clip,
         f"Trainer(gradient_clip_val={trainer.gradient_clip_val})": trainer.gradient_clip_val,
-        f"Trainer(precision={trainer.precision!r})": scaler,
+        f"Trainer(precision={trainer.precision!r})": getattr(plugin, "scaler", None),
     }
     if found := [text for text, value in refused.items() if value]:
         raise UserError(

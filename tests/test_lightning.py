@@ -259,6 +259,24 @@ def test_users_callbacks_loggers_and_validation_stay(tmp_path: Path) -> None:
     assert set(told) <= {"loss"}
 
 
+class Metrics(Net):
+    """One is called `self`, and one is logged now and then."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("self", 1.0)
+        if batch_idx % 4 == 0:
+            self.log("rare", float(self.global_step))
+        return super().training_step(batch, batch_idx)
+
+
+def test_metrics_count_where_they_were_logged_whatever_they_are_called(tmp_path: Path) -> None:
+    config = config_of("net", 12, 6)
+    run = simulate(config, tmp_path, train=lambda place: fit(tmp_path, Metrics))
+    told = [record["losses"] for record in run.records if record.get("losses")]
+    assert [losses["self"] for losses in told] == [1.0, 1.0]
+    assert [losses["rare"] for losses in told] == [2.0, 8.0]  # of steps 0 and 4, and 6 and 10
+
+
 @pytest.mark.parametrize(
     ("module", "steps", "batches", "settings"),
     [

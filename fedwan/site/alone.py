@@ -74,7 +74,7 @@ class Alone:
     def reduce(self) -> None:
         """Nothing: there is nobody to exchange gradients with."""
 
-    def log(self, **losses: Tensor | float) -> None:
+    def log(self, /, **losses: Tensor | float) -> None:
         """Note scalars of this step; they are printed every ten seconds."""
         found = scalars(losses)
         self._losses |= found

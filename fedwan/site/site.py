@@ -214,7 +214,7 @@ class Site:
         self._exchange.reduce(self.step + 1)
         self._order.note_exchanged(self.step)
 
-    def log(self, **losses: Tensor | float) -> None:
+    def log(self, /, **losses: Tensor | float) -> None:
         """Note scalars of this step by name; their means go with the next contribution.
 
         Tensors stay where they are, so that no GPU is waited for.
