@@ -6,9 +6,9 @@
 Loaders, loggers, callbacks, schedulers and validation stay the user's. Where nobody started the
 script for a run, the callback does nothing.
 
-Of Lightning's fit loop and its epoch loop `on_advance_start` and `on_advance_end` are wrapped, and
-four private names are used, to go on where a fit was: `_checkpoint_connector`, and of the loops
-`_data_fetcher`, `_last_train_dl_reload_epoch` and `_skip_next_val`.
+Of Lightning's fit loop and its epoch loop `on_advance_start`, `on_advance_end` and `on_run_end` are
+wrapped, and four private names are used, to go on where a fit was: `_checkpoint_connector`, and of
+the loops `_data_fetcher`, `_last_train_dl_reload_epoch` and `_skip_next_val`.
 """
 
 from __future__ import annotations
@@ -169,10 +169,12 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
             self._hooks.callback(hook.remove)
         loop = trainer.fit_loop
         self._wrap(loop, "on_advance_start", self._start_epoch)
+        # Before all callbacks: at the end of training an average may take the weights' place.
+        self._wrap(loop, "on_run_end", lambda end: [call() for call in (self.on_fit_end, end)])
         self._wrap(loop, "on_advance_end", partial(self._end_batch, trainer, True))
         self._wrap(loop.epoch_loop, "on_advance_end", partial(self._end_batch, trainer, False))
 
-    def _wrap(self, loop: Any, name: str, wrapper: Callable[..., None]) -> None:
+    def _wrap(self, loop: Any, name: str, wrapper: Callable[..., object]) -> None:
         """There is no hook that comes after all others."""
         setattr(loop, name, partial(wrapper, getattr(loop, name)))
         self._hooks.callback(delattr, loop, name)
@@ -228,8 +230,8 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
         self._metrics = metrics = dict(trainer.callback_metrics)
         # What Lightning calls by three names, as it is logged by step and epoch, by one.
         forks = {f"{name}_{each}" for name in metrics for each in ("step", "epoch")}
-        new = {n: v for n, v in metrics.items() if n not in forks and v.data_ptr() not in told}
-        self._site.log(**{n: v for n, v in new.items() if v.numel() == 1})
+        new = (each for each in metrics.items() if each[1].data_ptr() not in told)
+        self._site.log(**{n: v for n, v in new if n not in forks and v.numel() == 1})
         _make_room(trainer, self._site.num_steps)
         if len(self._stepped) == len(trainer.optimizers):
             self._stepped, self._is_due = set(), True
@@ -249,14 +251,11 @@ class FedwanCallback(_lightning().Callback):  # type: ignore[misc]
             self._is_due = self._is_reduced = False
             self._begin_step(trainer)
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_fit_end(self, *_: Any) -> None:
         """Stay until the coordinator says stop."""
-        site = self._site
-        if site is not None and not site.is_done:
-            raise UserError(_ENDED_EARLY.format(site))
+        if self._site is not None and not self._site.is_done:
+            raise UserError(_ENDED_EARLY.format(self._site))
         self._leave(None)
-
-    on_fit_end = on_train_end  # of a fit without a step
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Leave the run; neither a signal nor `sys.exit()` is a loop's end."""

@@ -329,6 +329,17 @@ def exchanging(folder: Path, module: str, **settings: Any) -> SimulatedRun:
     return simulate(config, folder, train=lambda place: fit(folder, module, **settings))
 
 
+def test_the_run_ends_before_an_average_takes_the_weights_place(tmp_path: Path) -> None:
+    def train(place: object) -> None:
+        averaged = EMAWeightAveraging(decay=0.9)
+        fit(tmp_path, "plain", callbacks=[averaged, FedwanCallback()], with_fedwan=False)
+
+    words = ("strategy=sync", "sites=1", "steps=4", "eval.every=0")
+    inner = ("inner.net.name=adam", "inner.net.lr=0.01")
+    run = simulate(load_run(None, ["workload=command", *words, *inner]), tmp_path, train=train)
+    assert run.site_sha256 == {"s1": hash_state(run.model.state)}
+
+
 def test_gradients_of_all_networks_are_exchanged_before_the_first_step(tmp_path: Path) -> None:
     run = exchanging(tmp_path, "together")
     plain = fit(tmp_path, "together", with_fedwan=False, max_steps=8)
