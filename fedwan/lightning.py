@@ -14,7 +14,6 @@ the loops `_data_fetcher`, `_last_train_dl_reload_epoch` and `_skip_next_val`.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import IterableDataset
 
 from fedwan.errors import UserError
@@ -391,8 +391,8 @@ def _make_room(trainer: Any, num_steps: int) -> None:
     if 0 <= loop.max_steps <= loop.global_step:
         loop.max_steps = loop.global_step + 1
     for config in trainer.lr_scheduler_configs:
-        length = getattr(config.scheduler, "total_steps", math.inf)
-        if num_steps <= length <= config.scheduler.last_epoch:
+        each = config.scheduler
+        if isinstance(each, OneCycleLR) and num_steps <= each.total_steps <= each.last_epoch:
             config.frequency = sys.maxsize
 
 

@@ -74,10 +74,11 @@ class Net(LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.Adam(self.net.parameters(), lr=0.01)
+        linear = torch.optim.lr_scheduler.LinearLR(optimizer, 0.5, total_iters=9)
         schedules = [
             {"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)},
             {
-                "scheduler": torch.optim.lr_scheduler.LinearLR(optimizer, 0.5, total_iters=9),
+                "scheduler": torch.optim.lr_scheduler.ChainedScheduler([linear]),
                 "interval": "step",
             },
         ]
