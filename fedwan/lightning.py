@@ -337,6 +337,11 @@ class _Position:
     def _put_back(self, loaded: dict[str, Any]) -> None:
         """The states of the module, callbacks and the like."""
         module, connector = self._trainer.lightning_module, self._trainer._checkpoint_connector
+        for name, value in loaded["outside"].items():
+            owner, _, leaf = name.rpartition(".")
+            buffers = module.get_submodule(owner)._buffers
+            if leaf in buffers and getattr(buffers[leaf], "shape", None) != value.shape:
+                buffers[leaf] = value.to(module.device)  # one that grows
         module.load_state_dict(loaded["outside"], strict=False)
         # Those of the run by now; an averaging callback has its own, and puts these back as well.
         weights = module.state_dict()

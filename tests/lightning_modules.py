@@ -152,6 +152,8 @@ class Keeping(Plain):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("bank", torch.zeros(0, 2))
+        self.register_buffer("last", None)
         self.norm = nn.BatchNorm1d(2, affine=False)
         self.ema = AveragedModel(self.net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         self.vae = nn.Linear(512, 512).requires_grad_(False)
@@ -161,6 +163,7 @@ class Keeping(Plain):
             self.scale.copy_(1 / batch.std())
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.bank, self.last = torch.cat([self.bank, batch[:1]]), batch[0].clone()
         return super().training_step(self.norm(batch) * self.scale, batch_idx)
 
     def on_train_batch_end(self, *_: Any) -> None:

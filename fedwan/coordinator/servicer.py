@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import wraps
 from operator import ge
 from queue import SimpleQueue
@@ -70,11 +71,12 @@ class Servicer(Federation):
                     return wire.Welcome(is_waiting=True, text=_TOO_OFTEN.format(site))
             # Until there are weights to take over, its own are what counts.
             checkpoint = hello.checkpoint if self.model else 0
-            with self._reading:  # a layout takes long, and much memory: one at a time
+            # Another layout takes long, and much memory: one at a time.
+            with nullcontext() if is_known else self._reading:
                 claim = self.agreement.claim(Claim.of(hello), checkpoint)
+                objection = self.agreement.objection(site, claim)
             if self.masking and (problem := self.masking.objection(site, hello.card)):
                 raise PayloadError(problem)
-            objection = self.agreement.objection(site, claim)
         except PayloadError as error:
             self._refuse(site, f"site {site}'s {error}")
             return wire.Welcome(refusal=f"site {site}'s {error}")

@@ -55,13 +55,10 @@ class Chart:
             self.version = max(self.version, record.version)
             self._norms.setdefault(record.fragment, {})[record.site] = record
             self._turns[record.site] = self._turns.get(record.site, 0) + (record.fragment == 0)
-        before, most = self.sites, max(self._turns.values(), default=0)
+        most = max(self._turns.values(), default=0)
         self._seen.update({record.site: most for record in records})
         for record in records:
             values = self._values.setdefault(record.site, {})
-            if record.site not in before:
-                values.clear()  # what it told long ago is not to be compared with what others do
-                self._now.pop(record.site, None)
             now = self._now.setdefault(record.site, {})
             for name, value in self._named(record).items():
                 now.setdefault(name, []).append(value)

@@ -198,7 +198,8 @@ def diverging(chart: Chart, site: str, network: str) -> Told:
         return None
     name = f"loss/{network}"
     loss, norms = (chart.past(site, n, _ROUNDS) for n in (name, f"norm/{network}"))
-    typical = chart.typical(site, name, _ROUNDS) if _is_loss(chart, network) else None
+    is_loss = loss and _is_loss(chart, network, min(loss))
+    typical = chart.typical(site, name, _ROUNDS) if is_loss else None
     least = math.inf
     if typical is not None and typical < math.inf and len(loss) == _ROUNDS:
         least = max(3 * typical, chart.began(site, name)) if typical > 0 else sys.float_info.max
@@ -244,20 +245,25 @@ def _looks_back(chart: Chart, site: str, network: str) -> bool:
     return backward is not None and backward >= _LEAST_BACKWARD
 
 
-def _is_loss(chart: Chart, name: str) -> bool:
-    """Whether what is called so is a loss: penalties and the like may grow as they please."""
+def _is_loss(chart: Chart, name: str, now: float) -> bool:
+    """Whether what is called so is a loss: penalties and the like may grow as they please.
+
+    Of a script's figures, those with `loss` in their names, and any that is not finite.
+    """
     networks = set(chart.names("", "lr")) & set(chart.names("", "loss"))
-    return name in networks if networks else "loss" in name
+    return name in networks if networks else "loss" in name or math.isinf(now)
 
 
 @_rule(RUN_RULES, "diverging", "loss")
 def diverging_everywhere(chart: Chart, _: str, name: str) -> Told:
     """Losses of all sites that are not finite, or ten times what they were."""
     pasts = [chart.past(site, f"loss/{name}") for site in chart.sites]
-    if not _is_loss(chart, name) or any(len(past) < PAST for past in pasts):
+    if any(len(past) < PAST for past in pasts):
         return None
     before = statistics.median(min(map(abs, past[:-_ROUNDS])) for past in pasts)
     now = statistics.median(min(map(abs, past[-_ROUNDS:])) for past in pasts)
+    if not _is_loss(chart, name, now):
+        return None
     # Losses of a GAN may begin near 0.
     if math.isfinite(now) and now <= 10 * max(before, 0.5):
         return None

@@ -53,6 +53,8 @@ def answer_ticket(message: Message) -> Message:
             train(Ticket.from_dict(fields), site, tell)
     except FedwanError as caught:
         error = caught
+    except Exception as bug:  # whose whole text Flower sends, and the door may not pass
+        raise RuntimeError(repr(bug)[:_LONGEST_TEXT]) from bug
     ended = Status.of().ended(error)
     record = {"site": site.site, "outcome": ended.outcome, "text": ended.text[:_LONGEST_TEXT]}
     return Message(RecordDict({RECORD: ConfigRecord(dict(record))}), reply_to=message)

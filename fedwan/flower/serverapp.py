@@ -158,7 +158,7 @@ class TicketSender:
             except Exception as error:
                 answer.set_exception(error)
 
-        # Flower waits for up to two hours for what was announced; no exit waits for this thread.
+        # Flower waits for up to two hours for what was announced.
         threading.Thread(target=pull, name="answer", daemon=True).start()
         return answer
 
@@ -188,9 +188,9 @@ class TicketSender:
 
     def _again(self, node: _Node, reason: str, level: int = logging.WARNING) -> None:
         now = self._clock()
-        wait = node.backoff.wait_s(now - node.sent_at)
-        node.ticket, node.due_at = "", now + wait
-        _log.log(level, "%s; new ticket in %.0f s if it is there", reason, wait)
+        wait_s = node.backoff.wait_s(now - node.sent_at)
+        node.ticket, node.due_at = "", now + wait_s
+        _log.log(level, "%s; new ticket in %.0f s if it is there", reason, wait_s)
 
     def _send(self, connected: Sequence[int]) -> None:
         now = self._clock()

@@ -21,6 +21,7 @@ from fedwan.files import replace_text
 from fedwan.names import nearest
 from fedwan.site.assignment import meeting_folder
 
+_FUNCTION = re.compile(r"[\w.]+:\w+")
 VARIABLE = "FEDWAN_SITE"
 """Environment variable with the path of the file; SuperNode and ClientApp inherit it."""
 
@@ -134,9 +135,15 @@ def _check_code(config: Config, site: SiteFile) -> None:
                 f"{key} = {name!r} is not among the recipes that this site allows "
                 f"({', '.join(site.recipes)}); its owner can add it to `recipes` in SITE.yaml"
             )
+    features = config.eval.features
+    if features and not Path(features).is_absolute() and not _FUNCTION.fullmatch(features):
+        # Where it begins is not where the script will start.
+        raise ConfigError(
+            f"eval.features = {features!r} is no absolute path, and no module:function"
+        )
     if (found := scripted_sha256(config)) and found not in site.bundles:
         raise ConfigError(
-            f"eval.features = {config.eval.features!r} is code that this site has not allowed; its "
+            f"eval.features = {features!r} is code that this site has not allowed; its "
             f"owner can add a line bundles: [{found}] to SITE.yaml"
         )
 

@@ -71,7 +71,7 @@ class Privacy(Spending):
         try:
             kept = json.loads(self._path.read_bytes())
             self.secret, self._rounds = bytes.fromhex(kept["secret"]), dict(kept["rounds"])
-            began = kept["budget"]
+            began = kept.get("budget", self._terms)  # a file from before it was kept says nothing
         except (ValueError, KeyError, TypeError):
             raise CheckpointError(
                 f"{self._path} is damaged; move {self._path.parent} away: all steps so far count "

@@ -308,10 +308,30 @@ def test_a_site_that_comes_back_under_a_schedule_has_the_others_rate(absence: ra
         assert seldom("s1", lambda version: version not in absence, rate) == []
 
 
-@pytest.mark.parametrize("every", [2, 3, 4, 6, 8])
+@pytest.mark.parametrize("every", [2, 3, 4, 6, 8, 9, 20])
 def test_a_site_that_is_merged_in_every_few_rounds_has_the_others_rate(every: int) -> None:
     rate: Callable[[int], float] = lambda v: 1e-3 * (1 + math.cos(math.pi * v / 101))  # noqa: E731
     assert seldom("s1", lambda version: version % every == 0, rate) == []
+
+
+@pytest.mark.parametrize("every", [4, 9, 20])
+def test_what_is_wrong_at_a_site_that_is_merged_seldom_is_told(every: int) -> None:
+    for name in ("noise", "few", "fast"):
+        doctor, found = Doctor(), list[Finding]()
+        for version in range(1, 3 * every + 1):
+            here = [site for site in SITES if site != "s1" or version % every == 0]
+            bend = at("s1", CASES[name][0])
+            found += doctor.take([bend(healthy(version, site)) for site in here])
+        assert [(f.site, f.version) for f in found] == [("s1", 3 * every)], name
+
+
+@pytest.mark.parametrize("name", ["nll", "train_loss"])
+def test_a_scripts_figure_that_is_not_finite_at_all_sites_is_told(name: str) -> None:
+    def bend(record: RoundRecord) -> RoundRecord:
+        return of_a_script(**{name: None if record.version > 15 else 0.5})(record)
+
+    (finding,) = told(bend, rounds=24)
+    assert (finding.kind, finding.site, finding.network) == ("diverging", None, name)
 
 
 def test_a_shard_of_few_samples_hides_no_divergence_of_all_sites() -> None:

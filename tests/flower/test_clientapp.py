@@ -388,6 +388,9 @@ def test_a_torchscript_file_is_code_that_a_site_s_owner_allows_by_its_hash(tmp_p
         with pytest.raises(ConfigError, match=rf"is code .* add a line bundles: \[{sha256}\]"):
             find_command(config, SiteFile(bundles=bundles))
     find_command(config, SiteFile(bundles=[sha256]))
+    relative = Config(workload="flow", eval=EvalConfig(features=os.path.relpath(path, "/")))
+    with pytest.raises(ConfigError, match="is no absolute path, and no module:function"):
+        find_command(relative, SiteFile())  # begins where the script starts
     path.write_bytes(b"PK, another one")
     with pytest.raises(ConfigError, match="is code that this site has not allowed"):
         find_command(config, SiteFile(bundles=[sha256]))
