@@ -56,7 +56,7 @@ def test_help_names_every_command(fedwan: Command) -> None:
         (("pki", "request", "coordinator", "p", "--host", "a:1"), "host 'a:1' is neither"),
         ((*PLAN, "round.quorum=9"), "round.quorum = 9 is out of range; choose 0 to sites (4"),
         ((*PLAN, "params=0"), "params = 0.0 is out of range; choose 1 to 1e+12"),
-        ((*PLAN, "seed=3"), "seed has no effect on a plan"),
+        ((*PLAN, "seed=3"), "seed is not counted by a plan"),
         (("plan", *MODEL), "link.rate_mbit has no value"),
         (("plan", *LINK, "step_s=0.1"), "params has no value; give params=57.2e6"),
         (("plan", *LINK, "params=1e6"), "step_s has no value"),

@@ -183,7 +183,10 @@ class Lies(ExitStack):
             copy = wire.UploadHeader()
             copy.CopyFrom(header)
             copy.session, copy.chunk_bytes = hub.registry.sites["s1"].session, 1 << 16
-            self.answers[name] = send(stub, make(copy))
+            message = make(copy)
+            if isinstance(message, wire.Hello):
+                message.config_sha256 = hub._config_sha256
+            self.answers[name] = send(stub, message)
         self.answers["unasked"] = send(stub, report(version=1)(header))
 
 
