@@ -30,7 +30,7 @@ from fedwan.config import COMMAND, Config, InnerConfig, merge
 from fedwan.config_tree import parse_words, read_yaml
 from fedwan.errors import ConfigError, FedwanError, place_of
 from fedwan.files import absolute_path
-from fedwan.names import nearest
+from fedwan.names import named_function, nearest
 from fedwan.uses import Faults
 
 if TYPE_CHECKING:
@@ -216,11 +216,8 @@ def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
     }
     config = resolve(merge(dataclasses.replace(asked, inner=inner, outer=chosen.outer), *trees))
     # A run goes on with its config.yaml from other folders, too, and sites run in their own.
-    if config.eval.features:
-        from fedwan.metrics.network import named_function  # torch comes with it
-
-        if named_function(config.eval.features) is None:
-            config.eval.features = absolute_path(config.eval.features)
+    if config.eval.features and named_function(config.eval.features) is None:
+        config.eval.features = absolute_path(config.eval.features)
     config.init = {network: absolute_path(path) for network, path in config.init.items()}
     return config
 

@@ -1,14 +1,16 @@
-"""Names that users type: how near a wrong one is to a right one, and what a site may be called."""
+"""Names that users type: how near a wrong one is to a right one, and what is a name at all."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 RESERVED_NAMES = frozenset({"ca", "coordinator", "localhost"})
 """Folders of the authority beside the sites' own, and a host name that every coordinator bears."""
 
+_FUNCTION = re.compile(r"([^\W\d][\w.]*):(\w+)")
 _SITE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -51,3 +53,9 @@ def why_unsafe(name: str) -> str | None:
     if name in RESERVED_NAMES:
         return "is reserved"
     return None
+
+
+def named_function(text: str) -> tuple[str, str] | None:
+    """The module and the function that `eval.features` names; None if it is a path."""
+    match = _FUNCTION.fullmatch(text)
+    return (match[1], match[2]) if match and not Path(text).exists() else None

@@ -14,7 +14,8 @@ from fedwan.config_tree import value_at
 from fedwan.data import check_files, dataset_of
 from fedwan.errors import ConfigError
 from fedwan.flower.processes import listen
-from fedwan.metrics.network import find_network, named_function
+from fedwan.metrics.network import find_network
+from fedwan.names import named_function
 from fedwan.uses import Faults
 from fedwan.weights import shapes_of
 

@@ -18,10 +18,9 @@ from fedwan.config import COMMAND, SITE, Config
 from fedwan.config_tree import check_address, overlay, parse_words, read_yaml
 from fedwan.errors import ConfigError
 from fedwan.files import replace_text
-from fedwan.names import nearest
+from fedwan.names import named_function, nearest
 from fedwan.site.assignment import meeting_folder
 
-_FUNCTION = re.compile(r"[\w.]+:\w+")
 VARIABLE = "FEDWAN_SITE"
 """Environment variable with the path of the file; SuperNode and ClientApp inherit it."""
 
@@ -108,11 +107,8 @@ def _imported(config: Config) -> Iterator[tuple[str, str]]:
     if config.workload == COMMAND:
         return
     yield "workload", config.workload
-    if config.eval.features:
-        from fedwan.metrics.network import named_function  # torch comes with it
-
-        if named := named_function(config.eval.features):
-            yield "eval.features", named[0]
+    if named := named_function(config.eval.features):
+        yield "eval.features", named[0]
 
 
 def scripted_sha256(config: Config) -> str:
@@ -136,7 +132,7 @@ def _check_code(config: Config, site: SiteFile) -> None:
                 f"({', '.join(site.recipes)}); its owner can add it to `recipes` in SITE.yaml"
             )
     features = config.eval.features
-    if features and not Path(features).is_absolute() and not _FUNCTION.fullmatch(features):
+    if features and not Path(features).is_absolute() and not named_function(features):
         # Where it begins is not where the script will start.
         raise ConfigError(
             f"eval.features = {features!r} is no absolute path, and no module:function"

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -30,19 +29,13 @@ from torch.nn import functional
 
 from fedwan.errors import ConfigError, FedwanError, place_of
 from fedwan.extras import require
+from fedwan.names import named_function
 
 _CHUNK = 64
 _BILINEAR = 2  # as Pillow numbers it
 _SIDE = 64  # of the image that a network is tried on
-_FUNCTION = re.compile(r"([^\W\d][\w.]*):(\w+)")
 
 Network = Callable[[Tensor], Tensor]
-
-
-def named_function(text: str) -> tuple[str, str] | None:
-    """The module and the function that `eval.features` names; None if it is a path."""
-    match = _FUNCTION.fullmatch(text)
-    return (match[1], match[2]) if match and not Path(text).exists() else None
 
 
 def find_network(text: str) -> Path:
