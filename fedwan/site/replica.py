@@ -5,14 +5,15 @@ them, or under FSDP2 and tensor parallel its part. A tensor is whole only while 
 time. Methods that read or write whole tensors are collective (`fedwan.site.group`); whole weights
 that they are given are at rank 0 alone.
 
-Memory: one fp32 copy of this process's pieces, the global weights; none where every site's own
-steps make these, for which the networks are in fp32.
+Memory: one fp32 copy of this process's pieces, the global weights; of buffers alone where every
+site's own steps make these, for which the networks are in fp32.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -103,12 +104,13 @@ class Replica:
         """While local weights of these names are written to; copies in optimisers follow."""
         self.group.agree("networks", hashlib.sha256(layout_to_json(layout).encode()).hexdigest())
         self._share_moments()
-        self.base: State = self.live
+        named = {n: t for n, t in self.live.items() if not (is_mirrored and self._is_stepped(n))}
+        # Parameters in fp32, as the coordinator keeps them.
+        own = {n: (t.float() if self._is_parameter(n) else t).clone() for n, t in named.items()}
+        self.base: MutableMapping[str, Tensor] = own
         if is_mirrored:
             self._check_mirrored()
-        else:  # parameters in fp32, as the coordinator keeps them
-            named = self.live.items()
-            self.base = {n: (t.float() if self._is_parameter(n) else t).clone() for n, t in named}
+            self.base = ChainMap(own, self.live)
         self.initial_sha256 = self._hash(self.base)
         self.frozen_sha256 = self._hash(state_of(frozen) | fixed)
         self.is_cut = any(is_cut(tensor) for tensor in self.live.values())
@@ -163,6 +165,10 @@ class Replica:
 
     def _is_parameter(self, name: str) -> bool:
         return self.layout[name].role is Role.PARAMETER
+
+    def _is_stepped(self, name: str) -> bool:
+        """Whether optimisers alone write to it; to a buffer the forward pass before them does."""
+        return self._is_parameter(name) or is_moment(name)
 
     def _check_mirrored(self) -> None:
         """Refuse parameters whose steps the coordinator's, in fp32, would leave."""
@@ -326,7 +332,8 @@ class Replica:
         for name, coded in codec.read_each(payload, fragment.layout):
             value = coded.tensor()
             if not self._is_parameter(name):
-                local(self.live[name]).copy_(piece_like(value, self.live[name]))
+                for held in (self.live[name], self.base[name]):
+                    local(held).copy_(piece_like(value, held))
                 continue
             param = self.inner.params[name]
             # A new tensor: the old one may lie otherwise than its parameter, as sums that are still

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedwan.codecs import fp32
 from fedwan.config import InnerConfig
 from fedwan.errors import JOIN_FIRST, PayloadError, SessionLost
 from fedwan.fragments import whole
@@ -27,6 +28,7 @@ from fedwan.site.group import Group
 from fedwan.site.meter import Work
 from fedwan.site.replica import Replica, evaluating
 from fedwan.site.stub import CoordinatorStub
+from fedwan.state import hash_state
 from tests.site.support import (
     BATCH,
     WIDTH,
@@ -223,6 +225,23 @@ def test_what_half_precision_rounds_away_as_an_update_lands_is_no_step_of_the_si
     land(replica)
     for taken in (replica.delta(fragment), replica.take_delta(fragment, {})):
         assert not any(bool(delta.any()) for delta in taken.values())
+
+
+def test_a_forward_pass_changes_no_global_weights_where_the_sites_steps_make_them() -> None:
+    """A site may be asked for its initial weights in the middle of its first step."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    replica = Replica({"net": net}, {"net": optimizer}, is_mirrored=True)
+    net(torch.arange(8.0).reshape(2, 4)).square().sum().backward()
+    assert net[1].num_batches_tracked == 1
+    assert replica.global_sha256() == hash_state(dict(replica.whole_base()))
+    assert replica.global_sha256() == replica.initial_sha256, "no running statistic of its own"
+
+    (fragment,) = whole(replica.layout)
+    sent, _ = fp32().encode(replica.gradients(fragment), {}, fragment.layout)
+    replica.apply_gradients(sent, fragment, fp32())
+    optimizer.step()
+    assert replica.global_sha256() == hash_state(replica.live) != replica.initial_sha256
 
 
 def stepped(
