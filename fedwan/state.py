@@ -17,14 +17,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from functools import partial
+from itertools import accumulate
 from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import safetensors.torch
 import torch
 import xxhash
@@ -33,10 +37,12 @@ from torch.nn import functional
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from fedwan.errors import CheckpointError, UserError
-from fedwan.files import write_atomically
+from fedwan.files import on_disk, write_atomically
 
 State = dict[str, Tensor]
 """Tensors by name."""
+ALIGNMENT = 64
+"""Of tensors in a file that is mapped, in bytes."""
 NUM_ITERATIONS = 5
 """Of spectral norm's power method, each time that weights were written."""
 
@@ -190,6 +196,23 @@ def layout_from_json(text: str) -> Layout:
 def clone(state: Mapping[str, Tensor]) -> State:
     """A copy of each tensor, on the tensor's device."""
     return {name: value.detach().clone() for name, value in state.items()}
+
+
+def mapped(state: Mapping[str, Tensor], folder: Path) -> State:
+    """A copy of each tensor in one file that has no name, which memory need not hold as a whole.
+
+    Room for it is taken at once: a `DiskFull` where there is not enough.
+    """
+    sizes = (-(-value.nbytes // ALIGNMENT) * ALIGNMENT for value in state.values())
+    *starts, num_bytes = accumulate(sizes, initial=0)
+    num_bytes = max(1, num_bytes)
+    with on_disk(folder, num_bytes), tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, num_bytes)
+        room = torch.from_numpy(np.memmap(file, np.uint8, "r+", shape=(num_bytes,)))
+    return {
+        name: room[start : start + value.nbytes].view(value.dtype).view(value.shape).copy_(value)
+        for start, (name, value) in zip(starts, state.items(), strict=True)
+    }
 
 
 def hash_state(state: Mapping[str, Tensor]) -> str:

@@ -2,7 +2,8 @@
 
 Everything that a coordinator must have again after a crash, in one safetensors file.
 Memory: the weights (fp32), moments that are merged, the average of the weights alone, and the outer
-state; while a round is committed, also the merged contribution and the update.
+state; while a round is committed, also the merged contribution and the update. Where memory has no
+room for these, average and outer state are in files, which it holds as far as it can.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -24,6 +26,7 @@ from fedwan.config import Config
 from fedwan.errors import CheckpointError, ConfigError, PayloadError, UserError
 from fedwan.fragments import Fragment, rounds_done
 from fedwan.link import wire_pb2 as wire
+from fedwan.memory import available_bytes
 from fedwan.protocol.gate import LARGEST_COUNTER
 from fedwan.state import (
     Layout,
@@ -36,6 +39,7 @@ from fedwan.state import (
     hash_state,
     layout_from_json,
     layout_to_json,
+    mapped,
     network_of,
     read_tensors,
     read_tensors_meta,
@@ -48,6 +52,9 @@ from fedwan.workloads.optim import is_moment
 
 CHECKPOINT = "coordinator.safetensors"
 PREVIOUS = "coordinator.previous.safetensors"
+NUM_COPIES = 5
+"""Of the weights, which a coordinator may take besides them: average, outer state, and a round's
+merged contribution, update and payload."""
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -109,10 +116,18 @@ def another_version(folder: Path, error: Exception) -> CheckpointError:
 
 
 class GlobalModel:
-    """Global weights, which take `initial` over, and what evolves with them."""
+    """Global weights, which take `initial` over, and what evolves with them.
+
+    `folder`: where files may lie that hold the average and the outer state.
+    """
 
     def __init__(
-        self, initial: State, layout: Layout, strategy: Strategy, ema_half_life: float
+        self,
+        initial: State,
+        layout: Layout,
+        strategy: Strategy,
+        ema_half_life: float,
+        folder: Path | None = None,
     ) -> None:
         self.layout = layout
         self.state: State = {
@@ -120,7 +135,11 @@ class GlobalModel:
             for name, spec in layout.items()
         }
         self._weights = {name: spec for name, spec in layout.items() if not is_moment(name)}
-        self.ema = _averages(clone({name: self.state[name] for name in self._weights}))
+        needed = NUM_COPIES * sum(value.nbytes for value in self.state.values())
+        self._copy: Callable[[State], State] = clone
+        if folder is not None and available_bytes() < needed:
+            self._copy = partial(mapped, folder=folder)
+        self.ema = self._copy(_averages({name: self.state[name] for name in self._weights}))
         self.fragments = strategy.fragments(layout)
         self.versions = [0] * len(self.fragments)
         self._contributes = strategy.contributes
@@ -128,6 +147,7 @@ class GlobalModel:
         self._share = strategy.share
         self._residual: State = {}
         self._server_step = strategy.server_step(self.state, layout)
+        self._offload()
         self._half_life = ema_half_life
         self._readers = WeakSet[Payload]()
         """Payloads that are of the average itself."""
@@ -140,6 +160,15 @@ class GlobalModel:
         self.is_whole = True
         """Whether weights and outer state are of the same version: not after a commit that failed.
         """
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether average and outer state are in files."""
+        return self._copy is not clone
+
+    def _offload(self) -> None:
+        if self.is_offloaded:
+            self._server_step.offload(self._copy)
 
     def commit(
         self,
@@ -174,7 +203,7 @@ class GlobalModel:
             self._residual |= residual
             self._server_step.commit(update)
             if len(self._readers):
-                self.ema = clone(self.ema)  # what is being read is left to them
+                self.ema = self._copy(self.ema)  # what is being read is left to them
             self._readers.clear()
             update_ema(
                 self.ema,
@@ -329,13 +358,13 @@ class GlobalModel:
                 raise ValueError(f"{merged}s, not {strategy.contributes}s, were merged")
             # Copies: what was read is the file itself, whose space would be taken until the end,
             # long after it has been replaced.
-            tensors = clone(tensors)
-            weights = select_prefix("global", tensors)
-            model = cls(weights, layout, strategy, config.half_life)
+            weights = clone(select_prefix("global", tensors))
+            model = cls(weights, layout, strategy, config.half_life, folder)
             ema = select_prefix("ema", tensors)
-            model.ema = _averages({name: ema[name] for name in model.ema})
-            model._server_step.load_state(select_prefix("outer", tensors))
-            model._residual = select_prefix("residual", tensors)
+            model.ema = model._copy(_averages({name: ema[name] for name in model.ema}))
+            model._server_step.load_state(clone(select_prefix("outer", tensors)))
+            model._offload()
+            model._residual = clone(select_prefix("residual", tensors))
             model.versions = [int(v) for v in meta["versions"]]
             model._saved = list(model.versions)
             model.own = [str(site) for site in meta["own"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from fedwan.codecs import fp32
 from fedwan.config import Config
@@ -41,9 +42,14 @@ def await_agreement(hub: Federation, patience_s: float) -> Claim:
 
 
 def await_initial(
-    hub: Federation, claim: Claim, strategy: Strategy, config: Config, tidier: Tidier
+    hub: Federation,
+    claim: Claim,
+    strategy: Strategy,
+    config: Config,
+    tidier: Tidier,
+    folder: Path | None = None,
 ) -> GlobalModel:
-    """The weights that the sites agreed on, from whichever site sends them."""
+    """The weights that the sites agreed on, from whichever site sends them; see `GlobalModel`."""
     patience_s = config.round.patience_s
     moved_s = asked_s = time.monotonic()
     asked, failed, missing = "", list[str](), dict[str, int]()
@@ -55,7 +61,7 @@ def await_initial(
         tidier.tidy()
         if payload is not None:
             initial = fp32().decode(payload, whole(claim.layout)[0].layout)
-            model = GlobalModel(initial, claim.layout, strategy, config.half_life)
+            model = GlobalModel(initial, claim.layout, strategy, config.half_life, folder)
             if (sha256 := hash_state(model.state)) == claim.initial_sha256:
                 return model
             hub.refuse_initial(

@@ -191,11 +191,15 @@ class CoordinatedRun:
         on_agreed(self.config)
         rounds, model = self._start(claim), self._resumed
         if model is None:
-            model = await_initial(hub, claim, self._strategy, self.config, self._tidier)
+            words = self._strategy, self.config, self._tidier, self._folder
+            model = await_initial(hub, claim, *words)
             for fragment in model.fragments:
                 self._version_lines.add(model, fragment)
             self._evaluator.begin(hub.registry.opener, 0)
         hub.set_model(model)
+        if model.is_offloaded:
+            text = "memory is short: the weights' average and the outer state are kept on disk"
+            hub.event("warning", None, text)
         while not rounds.is_done:
             before, version = rounds.progress, rounds.version
             while rounds.version == version:

@@ -62,6 +62,10 @@ class ServerStep:
             else:
                 coded.write_to(self._model[name])
 
+    def offload(self, copy: Callable[[State], State]) -> None:
+        """Keep the optimiser's state in what `copy` makes of it, and write to that."""
+        raise NotImplementedError
+
     def state(self) -> State:
         """The optimiser's state, for checkpoints and for sites that rejoin; no copies."""
         raise NotImplementedError
@@ -77,6 +81,7 @@ class _Outer(ServerStep):
     def __init__(self, model: State, layout: Layout, transforms: Mapping[str, Transform]) -> None:
         super().__init__(model, layout, transforms)
         self._transforms = transforms
+        self._is_offloaded = False
         self._state: dict[str, State] = {}
         """By tensor, its part of the state, whose names end in its own."""
         for network, transform in transforms.items():
@@ -105,6 +110,8 @@ class _Outer(ServerStep):
                 raise TypeError(f"a {type(moved).__name__} in place of a tensor")
             if odd := new.keys() - part.keys():
                 raise KeyError(f"state {min(odd)!r} that init did not make")
+            if self._is_offloaded:
+                new = {own: part[own].copy_(value) for own, value in new.items()}
         except Exception as error:
             raise UserError(
                 f"the outer step of {network} failed at {name!r}: {error!r}{place_of(error)}; its "
@@ -117,6 +124,11 @@ class _Outer(ServerStep):
             )
         part.update(new)
         return moved
+
+    def offload(self, copy: Callable[[State], State]) -> None:
+        """See `ServerStep`."""
+        self.load_state(copy(self.state()))
+        self._is_offloaded = True
 
     def state(self) -> State:
         flat: State = {}
@@ -179,6 +191,13 @@ class StepInner(ServerStep):
             clip(params.values(), self._inner[network].clip_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+
+    def offload(self, copy: Callable[[State], State]) -> None:
+        """See `ServerStep`."""
+        self._named.begin(self._inner)
+        present = self.state()
+        for name, value in copy(present).items():
+            present[name].data = value
 
     def state(self) -> State:
         """See `ServerStep`."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import safetensors.torch
@@ -27,7 +28,14 @@ from fedwan.coordinator.model import (
     update_ema,
 )
 from fedwan.coordinator.run import CoordinatedRun
-from fedwan.errors import CheckpointError, ConfigError, FedwanError, SiteEjected, UserError
+from fedwan.errors import (
+    CheckpointError,
+    ConfigError,
+    DiskFull,
+    FedwanError,
+    SiteEjected,
+    UserError,
+)
 from fedwan.fragments import strided
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Link
@@ -36,6 +44,7 @@ from fedwan.state import (
     Layout,
     Role,
     State,
+    add_prefix,
     clone,
     hash_hashes,
     hash_state,
@@ -44,7 +53,7 @@ from fedwan.state import (
 )
 from fedwan.strategy import Strategy
 from fedwan.workloads.optim import is_moment
-from strategies import diloco, local_sgd, sync
+from strategies import async_diloco, diloco, local_sgd, sync
 from tests.support import (
     ADAM,
     DyingLink,
@@ -72,9 +81,10 @@ LAYOUT: Layout = {
     "generator/w": spec((3, 4)),
 }
 INNER = {"discriminator": ADAM, "generator": ADAM}
-RECIPES = {"diloco": diloco, "local_sgd": local_sgd, "sync": sync}
+RECIPES = {r.__name__.split(".")[1]: r for r in (async_diloco, diloco, local_sgd, sync)}
 CONFIG = Config(steps=100, data=DataConfig(batch=4))
 HALF_LIFE = CONFIG.half_life
+NEEDED = 5 * sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in LAYOUT.values())
 
 
 def strategy_of(name: str, down: str = "fp32") -> Strategy:
@@ -85,8 +95,8 @@ def positive_state(seed: int) -> State:
     return {name: value.abs() for name, value in random_state(seed, LAYOUT).items()}
 
 
-def make_model(strategy: Strategy) -> GlobalModel:
-    return GlobalModel(positive_state(0), LAYOUT, strategy, HALF_LIFE)
+def make_model(strategy: Strategy, folder: Path | None = None) -> GlobalModel:
+    return GlobalModel(positive_state(0), LAYOUT, strategy, HALF_LIFE, folder)
 
 
 def advance(model: GlobalModel, seeds: range) -> None:
@@ -251,6 +261,51 @@ def test_a_model_holds_no_file_that_it_was_read_from(tmp_path: Path) -> None:
     again = GlobalModel.load(tmp_path, strategy_of("diloco"), CONFIG)
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
     assert hash_state(again.state) == hash_state(model.state)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("down", ["fp32", "int4"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_where_memory_is_short_average_and_outer_state_lie_on_disk_with_the_same_bits(
+    name: str, down: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy, states = strategy_of(name, down), []
+    for place, free in (("memory", NEEDED), ("disk", NEEDED - 1)):
+        folder = tmp_path / place
+        folder.mkdir()
+        monkeypatch.setattr("fedwan.coordinator.model.available_bytes", Mock(return_value=free))
+        model = make_model(strategy, folder)
+        advance(model, range(1, 3))
+        average, held = clone(model.ema), model.snapshot(Kinds.EMA)[0]
+        advance(model, range(3, 5))
+        assert same_bits(fp32().decode(held, LAYOUT), average), "it is being read"
+        model.save(folder, {})
+        model = GlobalModel.load(folder, strategy, CONFIG)
+        advance(model, range(5, 7))
+        states.append((model.state, model.ema, model._server_step.state()))
+        maps = [m for m in Path("/proc/self/maps").read_text().splitlines() if str(folder) in m]
+        assert bool(maps) == (place == "disk") and all(m.endswith("(deleted)") for m in maps)
+    assert all(map(same_bits, *states))
+    spans = [range(*(int(a, 16) for a in line.split()[0].split("-"))) for line in maps]
+    for value in (*model.ema.values(), *model._server_step.state().values()):
+        assert not value.nbytes or any(value.data_ptr() in span for span in spans)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with patch("os.posix_fallocate", side_effect=full), pytest.raises(DiskFull, match=str(folder)):
+        make_model(strategy, folder)
+
+
+@pytest.mark.parametrize(("name", "h"), [("diloco", 2), ("sync", 0)])
+def test_a_run_ends_on_the_same_weights_wherever_its_outer_state_lies(
+    name: str, h: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states, config = [], tiny_config(name, h=h, steps=4)
+    for place, free in (("memory", 1 << 30), ("disk", 0)):
+        monkeypatch.setattr("fedwan.coordinator.model.available_bytes", Mock(return_value=free))
+        begun = run_tiny(tmp_path / place, config).result.model
+        ended = run_tiny(tmp_path / place, replace(config, steps=8), resume=True).result.model
+        assert begun.is_offloaded == ended.is_offloaded == (place == "disk")
+        states.append(ended.state | add_prefix("ema", ended.ema))
+    assert same_bits(*states)
 
 
 def test_a_checkpoint_tells_whose_contribution_the_latest_update_is(tmp_path: Path) -> None:
