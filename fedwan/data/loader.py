@@ -158,6 +158,12 @@ class _Order:
             self._states.append(self.state_dict())
             yield places, derive_seed(self._generator.initial_seed(), self._drawn)
 
+    def skip(self, batches: int) -> None:
+        """Draw so many batches for nobody."""
+        for number in range(self._drawn + 1, self._drawn + 1 + batches):
+            self._places(number)
+        self._drawn += batches
+
     def _dealt(self, _: int) -> Tensor:
         parts: list[Tensor] = []
         missing = self._batch_size
@@ -358,6 +364,16 @@ class Loader:
             self._loader.load_state_dict(state["stream"])
             self._generator.set_state(state["generator"])
         self.taken = int(state["taken"])
+
+    def skip_to(self, batches: int) -> None:
+        """Go on after so many batches, where fewer were taken; of those between none is read.
+
+        A stream stays where it is.
+        """
+        if self._order is not None and batches > self.taken:
+            self._order.load_state_dict(self.state_dict())  # workers may have read ahead
+            self._order.skip(batches - self.taken)
+            self.load_state_dict(self._order.state_dict())
 
     def close(self) -> None:
         """End the workers; no batch can be taken afterwards."""

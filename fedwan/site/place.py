@@ -329,7 +329,7 @@ class Place:
             log.info("goes on from version %d", version)
             if version not in kept:
                 at = f"version {usable}" if usable else "the beginning"
-                what = "data order" if outer is not None else "data order and optimisers"
+                what = "draws" if outer is not None else "data order and optimisers"
                 log.warning("of an earlier place: %s, from %s", what, at)
         return run_step if self.keeps_pace else self.ahead(self.reached(self.versions)), False
 

@@ -110,6 +110,8 @@ def train(
     figures = privacy or Vitals(workload, shard, h, config.data.batch, config.seed, name)
     try:
         with site:
+            if site.strategy.is_mirrored:  # the steps since its checkpoint are part of the run
+                loader.skip_to(site.step)
             for step in site:
                 if privacy is not None and step % h == 0:
                     privacy.begin_round(step, h, site.replica.global_sha256(), loader.taken)

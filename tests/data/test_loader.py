@@ -103,6 +103,10 @@ def test_each_epoch_is_a_permutation_batches_are_full_and_resume_bit_for_bit(
     take(resumed, 2)
     resumed.load_state_dict(state)
     assert torch.equal(take(resumed, 7), rest)
+    ahead = numbers(num, batch_size)
+    for batches in (before // 2, before, 0):
+        ahead.skip_to(batches)
+    assert torch.equal(take(ahead, 7), rest) and ahead.taken == before + 7
 
 
 def test_captions_in_memory_are_taken_with_their_samples() -> None:
