@@ -3,7 +3,8 @@
 Everything that a coordinator must have again after a crash, in one safetensors file.
 Memory: the weights (fp32), moments that are merged, the average of the weights alone, and the outer
 state; while a round is committed, also the merged contribution and the update. Where memory has no
-room for these, average and outer state are in files, which it holds as far as it can.
+room for these, average, outer state and what sites fetch are in files, which it holds as far as it
+can.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ from fedwan.workloads.optim import is_moment
 
 CHECKPOINT = "coordinator.safetensors"
 PREVIOUS = "coordinator.previous.safetensors"
-NUM_COPIES = 5
-"""Of the weights, which a coordinator may take besides them: average, outer state, and a round's
-merged contribution, update and payload."""
+NUM_COPIES = 4
+"""Of the weights, which a coordinator may take besides them: average, outer state, merged
+contribution and update; more are on their way to sites, on arrival one for each."""
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -118,7 +119,7 @@ def another_version(folder: Path, error: Exception) -> CheckpointError:
 class GlobalModel:
     """Global weights, which take `initial` over, and what evolves with them.
 
-    `folder`: where files may lie that hold the average and the outer state.
+    `folder`: where files may lie that hold all but the weights.
     """
 
     def __init__(
@@ -135,7 +136,8 @@ class GlobalModel:
             for name, spec in layout.items()
         }
         self._weights = {name: spec for name, spec in layout.items() if not is_moment(name)}
-        needed = NUM_COPIES * sum(value.nbytes for value in self.state.values())
+        num_fetched = strategy.policy.num_sites if strategy.clock == "samples" else 1
+        needed = (NUM_COPIES + num_fetched) * sum(v.nbytes for v in self.state.values())
         self._copy: Callable[[State], State] = clone
         if folder is not None and available_bytes() < needed:
             self._copy = partial(mapped, folder=folder)
@@ -324,7 +326,7 @@ class GlobalModel:
                 payload, _ = fp32().encode(self.ema, {}, self._weights)
                 self._readers.add(payload)
             else:
-                payload, _ = fp32().encode(clone(self.state), {}, self.layout)
+                payload, _ = fp32().encode(self._copy(self.state), {}, self.layout)
             return payload, tuple(self.versions)
 
     def save(self, folder: Path, meta: dict[str, Any]) -> None:

@@ -198,7 +198,7 @@ class CoordinatedRun:
             self._evaluator.begin(hub.registry.opener, 0)
         hub.set_model(model)
         if model.is_offloaded:
-            text = "memory is short: the weights' average and the outer state are kept on disk"
+            text = "memory is short: average, outer state and what sites fetch lie on disk"
             hub.event("warning", None, text)
         while not rounds.is_done:
             before, version = rounds.progress, rounds.version
