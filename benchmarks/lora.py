@@ -173,7 +173,7 @@ class _Everything:
         with self._lent(workload):
             for start in range(0, len(self._shard.train), 64):
                 rows = range(start, min(start + 64, len(self._shard.train)))
-                batch = [self._shard.train[row] for row in rows]
+                batch = [self._shard.train[row][:2] for row in rows]
                 x, y = (torch.stack(part) for part in zip(*batch, strict=True))
                 given = workload.folder.denoising.noised(x, rng)
                 out = workload._predict(given.x, given.timestep, workload._of(y))
@@ -206,7 +206,7 @@ def _base(folder: Path, quick: bool) -> Path:
     _write(folder / "old", lambda one: one.group not in NEW)
     _pipeline(folder / "raw", 100 if quick else 1500)
     words = [*_WORDS, f"model.path={folder / 'raw'}", f"data.path={folder / 'old'}"]
-    words += f"strategy=local_sgd h=50 steps={50 if quick else 2000} inner.denoiser.lr=1e-3".split()
+    words += f"strategy=local_sgd h=50 steps={50 if quick else 3000} inner.denoiser.lr=1e-3".split()
     words += "model.lora=0 model.guidance=1 model.min_snr=5 eval.every=0 eval.num=12".split()
     simulate(load_run(None, words), folder / "run")
     trained: Any = load(folder / "run").workload()
