@@ -20,7 +20,7 @@ from fedwan.errors import CheckpointError, ConfigError, UserError, place_of
 from fedwan.optim_state import NamedOptimizers
 from fedwan.outer import Transform
 from fedwan.state import Layout, Role, State, add_prefix, network_of, select_prefix
-from fedwan.workloads.optim import build_optimizer, clip, set_rates
+from fedwan.workloads.optim import begin_moments, build_optimizer, clip, set_rates
 
 
 class ServerStep:
@@ -194,7 +194,9 @@ class StepInner(ServerStep):
 
     def offload(self, copy: Callable[[State], State]) -> None:
         """See `ServerStep`."""
-        self._named.begin(self._inner)
+        for network, optimizer in self._optimizers.items():
+            params = [self._stepped[name] for name in self._parameters[network]]
+            begin_moments(self._inner[network], optimizer, params)
         present = self.state()
         for name, value in copy(present).items():
             present[name].data = value

@@ -268,6 +268,15 @@ def mapped_in(folder: Path) -> list[str]:
     return [m for m in Path("/proc/self/maps").read_text().splitlines() if str(folder) in m]
 
 
+def lies_there(model: GlobalModel, folder: Path, wanted: bool) -> None:
+    """Average and outer state are, or are not, in files of a folder that have no name."""
+    maps = mapped_in(folder)
+    assert all(line.endswith("(deleted)") for line in maps)
+    spans = [range(*(int(a, 16) for a in line.split()[0].split("-"))) for line in maps]
+    for value in (*model.ema.values(), *model._server_step.state().values()):
+        assert not value.nbytes or any(value.data_ptr() in span for span in spans) == wanted
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("down", ["fp32", "int4"])
 @pytest.mark.parametrize("name", RECIPES)
@@ -285,19 +294,20 @@ def test_where_memory_is_short_all_but_the_weights_lies_on_disk_with_the_same_bi
         average, held = clone(model.ema), model.snapshot(Kinds.EMA)[0]
         advance(model, range(3, 5))
         assert same_bits(fp32().decode(held, LAYOUT), average), "it is being read"
+        lies_there(model, folder, place == "disk")
         model.save(folder, {})
         model = GlobalModel.load(folder, strategy, CONFIG)
         advance(model, range(5, 7))
         states.append((model.state, model.ema, model._server_step.state()))
+        lies_there(model, folder, place == "disk")
         maps = mapped_in(folder)
-        assert bool(maps) == (place == "disk") and all(m.endswith("(deleted)") for m in maps)
         fetched = model.snapshot(Kinds.GLOBAL)
         assert len(mapped_in(folder)) == len(maps) + (place == "disk"), "a copy of its own"
         assert same_bits(fp32().decode(fetched[0], LAYOUT), model.state)
+        outer, _ = model.snapshot(Kinds.OUTER)
+        found = safetensors.torch.load(bytes(outer.read(0, outer.num_bytes)))
+        assert same_bits(found, model._server_step.state())
     assert all(map(same_bits, *states))
-    spans = [range(*(int(a, 16) for a in line.split()[0].split("-"))) for line in maps]
-    for value in (*model.ema.values(), *model._server_step.state().values()):
-        assert not value.nbytes or any(value.data_ptr() in span for span in spans)
     full = OSError(errno.ENOSPC, "No space left on device")
     with patch("os.posix_fallocate", side_effect=full), pytest.raises(DiskFull, match=str(folder)):
         make_model(strategy, folder)
