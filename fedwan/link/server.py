@@ -294,8 +294,10 @@ class DataPlane:
         if isinstance(reception, wire.Receipt):
             return reception
         most_bytes, noise_bytes = min(header.chunk_bytes, MAX_MESSAGE_BYTES), 0
+        is_question = True
         while part is not None:
             if part.chunk is not None:
+                is_question = False
                 data = unpack(part.chunk, most_bytes)
                 if reception is not None:
                     reception.write(part.chunk.offset, data)
@@ -305,6 +307,10 @@ class DataPlane:
                 signature = part.header.signature
         if is_measurement:
             return wire.Receipt(status=wire.Receipt.ACCEPTED)
+        is_signed = signature or header.kind != wire.UploadHeader.CONTRIBUTION
+        if is_question and reception is not None and not is_signed:
+            # Of a process that has not read all that its predecessor has sent: nothing to judge.
+            return wire.Receipt(status=wire.Receipt.INCOMPLETE, missing=reception.missing())
         return self._hub.close_stripe(site, header, Proof(_certificate_pem(context), signature))
 
     def _download(

@@ -140,6 +140,7 @@ def upload(
                 up.packing.note(payload.num_bytes, time.monotonic() - began)
                 return receipt
         if not missing and not receipts[0].missing:
+            sender.read_rest()
             time.sleep(pause_s)  # whole, and still being checked for a stream that broke
             pause_s = min(2 * pause_s, WAKE_S)
         missing = receipts[0].missing if not missing else ()
@@ -176,6 +177,11 @@ class _Sender:
             self._up.on_connected()  # there may have been no second message
         return receipts
 
+    def read_rest(self) -> None:
+        """Hash what a predecessor of this process has sent, so that it can be signed."""
+        for index in self._hashes.missing() if self._is_signed else ():
+            self._read(index)
+
     def _send_stripe(self, stub: Stub, chunks: Iterable[int]) -> wire.Receipt:
         with watch(stub.address) as watched:
             parts = self._parts(chunks, stub.identity, watched)
@@ -209,7 +215,7 @@ class _Sender:
             said = statement_of(self._header, identity.name, self._hashes.payload())
             yield Part(wire.UploadHeader(signature=identity.sign(said)), None)
 
-    def _read(self, index: int, watched: Watched) -> Bytes:
+    def _read(self, index: int, watched: Watched | None = None) -> Bytes:
         """A chunk, and hash it."""
         offset, size = index * self._header.chunk_bytes, self._header.chunk_bytes
         try:  # what takes long to encode may cost the call: the next one finds it encoded
@@ -219,7 +225,8 @@ class _Sender:
             raise
         if self._is_signed:
             self._hashes.add(index, data)
-        watched.still = 0
+        if watched is not None:
+            watched.still = 0
         return data
 
 

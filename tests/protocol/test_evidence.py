@@ -187,6 +187,37 @@ def test_a_header_alone_that_asks_what_has_arrived_brings_the_signature(
     assert bench.hub.rejected == 0 and len(calls) == 3
 
 
+def test_who_sends_again_what_its_predecessor_has_brought_may_be_cut_off_before_it_has_read_all(
+    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The predecessor ended before it had signed; a header alone asks what is missing: nothing."""
+    bench, has_failed = Bench(tmp_path, num_values=2_000_000), threading.Event()
+    payload = random_payload(1, bench.layout)
+    read, open_upload = payload.read, bench.hub.open_upload
+    header = header_of(payload)
+    header.session, header.chunk_bytes = "s1-first", client.CHUNK_BYTES
+
+    def fail_once(*args: Any) -> Any:
+        if has_failed.is_set():
+            return open_upload(*args)
+        has_failed.set()
+        raise OSError("as a disk that is full")
+
+    def read_late(offset: int, size: int) -> Any:
+        assert not offset or has_failed.wait(10.0)
+        return read(offset, size)
+
+    with joined(bench, identities, channels=1) as link:
+        reception: Any = open_upload("s1", header)
+        for offset in range(0, payload.num_bytes, header.chunk_bytes):
+            size = min(header.chunk_bytes, payload.num_bytes - offset)
+            reception.write(offset, read(offset, size))
+        monkeypatch.setattr(bench.hub, "open_upload", fail_once)
+        monkeypatch.setattr(payload, "read", read_late)
+        receipt = link.upload(header_of(payload), payload)
+    assert (receipt.status, receipt.text, bench.hub.rejected) == (wire.Receipt.ACCEPTED, "", 0)
+
+
 def test_the_journal_has_the_certificate_of_a_site_that_was_renewed_meanwhile(
     tmp_path: Path,
 ) -> None:
