@@ -264,15 +264,16 @@ class SiteCheckpoints:
 
             def write() -> None:
                 queued()
-                write_tensors(self._path(version, kind), base, {})
+                path = self._path(version, kind)
+                write_tensors(path, base, {}, check=self.check_claim)
                 for other in self._own_versions(kind):
                     if other not in (version - 1, version):
-                        self._path(other, kind).unlink()
+                        self._path(other, kind).unlink(missing_ok=True)
 
             self._keeping[fragment.index] = self._writer.submit(write)
 
     def await_global(self, fragment: Fragment) -> None:
-        """Wait until a fragment's global weights are written; an `OSError` if they cannot be."""
+        """Wait until a fragment's global weights are written. Errors as for `save`."""
         if (keeping := self._keeping.pop(fragment.index, None)) is not None:
             keeping.result()
 

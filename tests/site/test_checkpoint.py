@@ -120,8 +120,14 @@ def test_who_has_been_replaced_writes_and_deletes_nothing_in_the_other_s_folder(
     first.checkpoints.settle()
     second = Site(tmp_path)
     second.checkpoints.claim("second")
+    (fragment,) = whole(second.replica.layout)
+    second.checkpoints.keep_global(fragment, 3)
+    second.checkpoints.await_global(fragment)
     second.save(2)
     kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    first.checkpoints.keep_global(fragment, 1)
+    with pytest.raises(SessionLost, match="another process of this site goes on in"):
+        first.checkpoints.await_global(fragment)
     for act in (lambda: first.save(2), lambda: first.save(3), lambda: first.checkpoints.drop(2)):
         with pytest.raises(SessionLost, match="another process of this site goes on in"):
             act()
