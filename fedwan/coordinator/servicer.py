@@ -301,6 +301,9 @@ class Servicer(Federation):
             if settled is not None:
                 self.intake.close(upload)
                 return settled
+            if upload.kind == wire.UploadHeader.INITIAL and self.initial is not None:
+                reception.give_back()  # another site's came meanwhile
+                return _INCOMPLETE
             if upload.kind == wire.UploadHeader.INITIAL:
                 self.initial, self.registry.opener = payload, upload.key.site
                 self.registry.settle(upload.key.site, wire.CoordinatorSignal.SEND_INITIAL)

@@ -195,6 +195,11 @@ class Reception(Generic[H]):
             self._is_claimed = True
             return self._buffer
 
+    def give_back(self) -> None:
+        """What was claimed may be claimed again."""
+        with self._lock:
+            self._is_claimed = False
+
     def close(self) -> None:
         """Drop the payload."""
         self._buffer.close()

@@ -9,6 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from fedwan.codecs.payload import Source
+from fedwan.coordinator.intake import Measures, Upload
 from fedwan.coordinator.opening import await_initial
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.buffer import Reception
@@ -95,3 +99,25 @@ def test_a_site_whose_weights_were_false_sends_no_others(tmp_path: Path) -> None
     (receipt,) = told
     assert receipt.status == wire.Receipt.REJECTED
     assert "other initial weights of s1 were refused before" in receipt.text
+
+
+def test_false_weights_that_come_while_others_are_checked_are_not_blamed_on_these(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening = Opening(tmp_path)
+    hub, intake = opening.hub, opening.bench.intake
+    inspect = intake.inspect
+
+    def after_the_other(upload: Upload, payload: Source) -> Measures:
+        monkeypatch.setattr(intake, "inspect", inspect)
+        assert opening.send("s1", NUM_CHUNKS, 0.0, opening.wrong).status == wire.Receipt.ACCEPTED
+        return inspect(upload, payload)
+
+    monkeypatch.setattr(intake, "inspect", after_the_other)
+    for chunks in (NUM_CHUNKS, 0):  # which a header alone asks for again
+        assert opening.send("s2", chunks, 0.0).status == wire.Receipt.INCOMPLETE
+        assert hub.registry.opener == "s1"
+    hub.refuse_initial("they are false")
+    assert hub.false_openers == {"s1"}
+    assert opening.send("s2", 0, 0.0).status == wire.Receipt.ACCEPTED
+    assert hub.registry.opener == "s2" and hub.initial is not None
