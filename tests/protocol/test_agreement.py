@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import PROTOCOL
 from fedwan.protocol.agreement import Agreement, Claim
 from fedwan.state import Role, TensorSpec, layout_to_json
 
@@ -132,6 +133,29 @@ def test_where_the_run_has_steps_of_its_own_a_script_s_are_not_compared() -> Non
     for site, steps in zip(NAMES, (100, 200), strict=False):
         assert not agreement.hear(site, agreement.claim(claim(num_steps=steps)))
     assert agreement.agreed == claim(num_steps=0)
+
+
+def test_who_was_let_go_before_the_start_has_no_vote() -> None:
+    agreement = Agreement(NAMES, 2)
+    agreement.hear("s1", claim())
+    agreement.expect(NAMES[1:])
+    agreement.hear("s2", claim())
+    assert agreement.agreed is None and agreement.missing() == ["s3", "s4"]
+    agreement.hear("s3", claim())
+    assert agreement.agreed == claim()
+    left = Agreement(NAMES, len(NAMES))
+    left.expect(NAMES[:1])
+    left.hear("s1", claim())
+    assert left.agreed == claim(), "nobody waits for more than there are"
+
+
+def test_recipes_are_those_of_the_coordinator_even_where_all_sites_have_others() -> None:
+    agreement = Agreement(NAMES, 2, {"strategy diloco": "b" * 64})
+    for site in NAMES:
+        hello = wire.Hello(site=site, session="a", protocol=PROTOCOL)
+        assert f"SHA-256 {'a' * 12}, the run's {'b' * 12}" in agreement.join(site, hello, claim())
+        mine = claim(sources_json='{"strategy diloco": "' + "b" * 64 + '"}')
+        assert agreement.join(site, hello, mine) == ""
 
 
 def test_equal_claims_are_one_object_whoever_makes_them() -> None:

@@ -48,3 +48,6 @@ def test_of_data_of_their_own_the_others_go_on_without_it() -> None:
         assert evaluation.choose(SITES, SITES) == [] == evaluation.found(SITES)
     assert evaluation.choose(SITES, SITES) == SITES[1:]
     assert evaluation.found(SITES) == [{"s2": REPORT, "s3": REPORT}]
+    for site in SITES:  # what the first one was asked for before comes now, too late
+        evaluation.hear(site, REPORT)
+    assert evaluation.found(SITES) == [{"s2": REPORT, "s3": REPORT}]

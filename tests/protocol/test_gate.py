@@ -42,6 +42,7 @@ def test_before_that_a_round_s_own_are_compared_where_most_agree() -> None:
     assert odd(1.0, 1e6) == [] == odd(0.0, 0.0, 1.0) == odd(1.0, 2.0, 40.0)
     apart = [{"a": 1.0, "b": 1.0}, {"a": 1e6, "b": 1.0}, {"a": 1.0, "b": 1e6}]
     assert gate.odd_ones(apart) == {}, "there is no majority"
+    assert gate.odd_ones([*apart, apart[0]]) == {}, "nor of half of them"
     (text,) = gate.odd_ones([{"g's norm": norm} for norm in (1.0, 1.0, 1e6)]).values()
     assert text.startswith("g's norm 1e+06 is above 20, 20 times the median of its round")
     gate.note(0, {"g's norm": 1.0})

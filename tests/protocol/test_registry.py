@@ -123,6 +123,16 @@ def test_another_site_sends_the_first_weights_where_the_first_to_join_is_lost(
     assert kinds(attach(registry, "s2", "c")) == []
 
 
+def test_another_site_sends_the_first_weights_where_the_first_was_let_go_and_has_yet_to_join(
+    registry: Registry,
+) -> None:
+    registry.admit("s2", "b", 0.0)
+    registry.decide("eject", "s1", [], has_begun=True)
+    registry.decide("admit", "s1", [], has_begun=True)
+    registry.replace_first([], 0.0)
+    assert registry.first == "s2"
+
+
 def test_a_process_that_was_to_leave_does_not_come_back_with_its_site(registry: Registry) -> None:
     registry.decide("drain", "s1", [], has_begun=True)
     assert registry.release([]) == ["s1"]
@@ -139,6 +149,16 @@ def test_while_nobody_could_be_heard_nobody_falls_silent(registry: Registry) -> 
     assert registry.live(100.0) == ["s1", "s2"] and registry.live(100.1) == ["s1"]
     registry.excuse(80.0, 200.0)
     assert registry.live(200.0) == [], "both were silent already when the halt began"
+
+
+def test_initial_weights_are_measured_unasked_by_who_sent_them_alone_and_once(
+    registry: Registry,
+) -> None:
+    registry.admit("s2", "b", 0.0)
+    registry.opener = "s1"
+    with pytest.raises(PayloadError, match="report on version 0, for which nobody asked s2"):
+        registry.answer("s2", 0)
+    assert [registry.answer("s1", 0) for _ in range(2)] == [True, False]
 
 
 def test_of_earlier_versions_than_asked_one_report_is_taken(registry: Registry) -> None:

@@ -14,6 +14,7 @@ from fedwan.codecs import fp32
 from fedwan.errors import PayloadError
 from fedwan.fragments import Fragment, whole
 from fedwan.link import wire_pb2 as wire
+from fedwan.protocol.pace import RoundTimes
 from fedwan.protocol.policy import RoundPolicy
 from fedwan.protocol.round import Key, Merge
 from fedwan.protocol.rounds import Rounds
@@ -203,6 +204,11 @@ def test_on_arrival_the_first_to_come_makes_a_version() -> None:
     (merge,) = rounds.advance(0.0, 2)[1]
     assert (merge.key.site, merge.staleness) == ("s1", 1)
     assert merge.scale == pytest.approx(2**-0.5)
+    rounds.publish(Update(1))
+    rounds.begin(0.0)
+    send(rounds, "s3", 3)  # it has the global weights, whose update is not out yet
+    (merge,) = rounds.advance(0.0, 2)[1]
+    assert (merge.staleness, merge.scale) == (0, 1.0)
 
 
 def test_what_grows_too_old_while_it_waits_is_named_and_counted_once() -> None:
@@ -242,6 +248,8 @@ def test_a_pace_of_the_sites_own_ends_with_the_samples_of_all() -> None:
     assert not rounds.is_done and rounds.run_step == 6
     assert rounds.tell("s1", 0).steps == 2 and rounds.tell("s2", 0).steps == 1
     assert rounds.tell("s3", 0).steps == 0, "nothing is known of its speed"
+    rounds.expect(["s1"])
+    assert rounds.run_step == 6, "sites that leave bring the end no nearer"
 
 
 def test_steps_are_told_by_the_fastest_site_of_those_that_are_there() -> None:
@@ -422,6 +430,16 @@ def test_a_site_whose_link_becomes_slower_is_in_time_again(max_staleness: int) -
     assert len([v for v in merged if v >= 10]) >= 20, [*map(str, merged)]
 
 
+def test_how_long_bytes_travel_counts_from_the_first_announcement() -> None:
+    times = RoundTimes()
+    for version, now_s in ((3, 10.0), (3, 14.0), (2, 15.0)):  # a stripe, and a late one
+        times.announce(version, "s1", now_s)
+    times.arrive(2, "s1", 16.0)
+    assert times.travel_s("s1") == 0.0
+    times.arrive(3, "s1", 20.0)
+    assert times.travel_s("s1") == 10.0
+
+
 def test_a_site_that_missed_an_update_it_is_merged_into_has_all_sites_begin_anew() -> None:
     rounds = make(RoundPolicy(3, 1, 10.0))
     close(rounds, "s1")
@@ -466,6 +484,12 @@ def test_a_coordinator_that_went_on_knows_not_whom_its_weights_are_of_and_has_al
     rounds = make(RoundPolicy(3, 1, 10.0), num_versions=9, versions=[5])
     rounds.note_back("s2", checkpoint)
     assert rounds.tell("s1", 0).anew_from == anew_from
+
+
+def test_no_checkpoint_is_of_all_fragments_and_so_all_begin_anew_whatever_its_version() -> None:
+    rounds = make(RoundPolicy(3, 3), num_fragments=2, num_versions=9, versions=[5, 5])
+    rounds.note_back("s2", 5)
+    assert [rounds.tell("s1", fragment).anew_from for fragment in (0, 1)] == [6, 6]
 
 
 @pytest.mark.parametrize(("told", "anew_from"), [(4, 4), (5, 5), (6, 6), (8, 6)])
@@ -548,7 +572,7 @@ def test_a_quorum_does_not_wait_for_who_was_refused_three_times() -> None:
     rounds.refused["s3"] += 1
     assert rounds.is_hopeless
     rounds.publish(Update(1))
-    assert not rounds.is_hopeless
+    assert not rounds.is_hopeless and not rounds.setbacks
 
 
 # Any order of inputs -----------------------------------------------------------------------------
@@ -634,3 +658,7 @@ def test_no_contribution_is_of_more_steps_than_its_round_has() -> None:
     for steps, samples in ((4, 4), (4, 2), (2, 3)):
         with pytest.raises(PayloadError, match="where 3 steps of 1 are the most"):
             rounds.check(key, wire.Work(steps=steps, samples=samples))
+    shifted = make(RoundPolicy(3, 3), num_fragments=2)
+    shifted.check(Key(1, 0, "s1"), wire.Work(steps=4, samples=4))  # by a step, the first time
+    with pytest.raises(PayloadError, match="where 4 steps of 1 are the most"):
+        shifted.check(Key(1, 0, "s1"), wire.Work(steps=5, samples=5))
