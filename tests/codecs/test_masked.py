@@ -104,3 +104,11 @@ def test_what_lies_far_above_the_rest_arrives_within_a_few_versions() -> None:
         ((_, coded),) = codec.read_each(payload, layout)
         size = int([*coded.blocks()][-1][0])
     assert float(residual["net/w"][5]) < 9 * 0.01
+
+
+@pytest.mark.parametrize(("told", "found"), [(0, 1), (3 * 700, 700), (65535, 1023)])
+def test_a_site_that_lies_of_how_large_its_values_were_ends_no_run(told: int, found: int) -> None:
+    total = masked.Sum(LAYOUT["net/one"], 4, 3)
+    total.load_state(torch.zeros(8, dtype=torch.uint8), told)
+    _, size = total.read(masked.KeyStreams([]), SIZE, 3)
+    assert size == found and 0.0 < masked.step_of(size, 4) < float("inf")

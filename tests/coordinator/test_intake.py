@@ -120,7 +120,7 @@ def test_the_same_bytes_go_on_where_they_stopped_and_others_begin_anew(tmp_path:
     intake = make(tmp_path)
     first = intake.open(upload(), header())
     assert intake.open(upload(), header()) is first
-    for again in (header(checksum=2), header(chunk_bytes=4096)):
+    for again in (header(checksum=2), header(checksum=2, chunk_bytes=4096)):
         second = intake.open(upload(), again)
         assert second is not first and intake.find(upload()) is second
         first = second

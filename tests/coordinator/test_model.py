@@ -374,6 +374,10 @@ def test_what_cannot_be_gone_on_from_is_refused_in_one_line(tmp_path: Path) -> N
         with pytest.raises(CheckpointError, match=says) as raised:
             GlobalModel.load(tmp_path, other, CONFIG)
         assert "\n" not in str(raised.value)
+    model = make_model(present)
+    model.save(tmp_path, {})
+    with pytest.raises(CheckpointError, match="outer state .* is in the checkpoint or in this"):
+        GlobalModel.load(tmp_path, strategy_of("local_sgd"), CONFIG)
 
 
 # The moving average -------------------------------------------------------------------------------

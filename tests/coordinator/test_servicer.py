@@ -30,6 +30,7 @@ from tests.planes import (
     in_thread,
     payload_of,
     read_all,
+    update_request,
 )
 
 CHUNK = 1 << 10
@@ -200,6 +201,22 @@ def test_a_site_that_is_behind_follows_updates_that_are_held(
     header, payload = bench.hub.download("s1", request)
     assert wire.DownloadHeader.Status.Name(header.status) == status
     assert (payload is None) is (status == "BEHIND") and list(header.versions) == [1]
+
+
+def test_a_site_that_is_ejected_while_it_waits_is_given_no_update(bench: Bench) -> None:
+    find, waits = bench.registry.find, threading.Event()
+
+    def found(*args: Any) -> Any:
+        waits.set()
+        return find(*args)
+
+    bench.registry.find = found  # type: ignore[method-assign]
+    waiting = in_thread(lambda: bench.hub.download("s1", update_request(wait_s=10.0)))
+    assert waits.wait(10)
+    bench.hub.decide("eject", "s1")
+    bench.publish(1, payload_of(1.0, bench.layout))
+    with pytest.raises(SiteEjected, match="s1 was ejected from the run"):
+        waiting()
 
 
 def test_versions_that_no_run_reaches_are_refused(bench: Bench) -> None:

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedwan.errors import IdentityError
 from fedwan.link import admission as admission_module
-from fedwan.link import certificates, pki
+from fedwan.link import certificates, pki, tls
 from fedwan.link.admission import Admission, Lapse
 from fedwan.link.tls import USAGE, Identity, now
 from tests.planes import Bench, dialling, serving
@@ -181,6 +181,17 @@ def test_who_is_no_authority_vouches_for_nobody(thief: str, folders: Path) -> No
     signature = forger.sign(b"keys", ec.ECDSA(hashes.SHA256()))
     with pytest.raises(IdentityError, match="of no authority that is trusted here"):
         Identity.load(folders / "s1").verify("s2", chain, signature, b"keys")
+
+
+def test_who_has_expired_vouches_for_nothing_more(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other = Identity.load(folders / "s1"), Identity.load(folders / "s2")
+    signature = other.sign(b"keys")
+    mine.verify("s2", other.cert_pem, signature, b"keys")
+    monkeypatch.setattr(tls, "now", lambda: now() + timedelta(days=4000))
+    with pytest.raises(IdentityError, match="the certificate of s2 expired on"):
+        mine.verify("s2", other.cert_pem, signature, b"keys")
 
 
 def test_a_list_that_stays_away_is_missed_from_the_first_time_on(

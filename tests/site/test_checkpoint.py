@@ -14,12 +14,12 @@ from fedwan.errors import CheckpointError, SessionLost, UserError
 from fedwan.fragments import whole
 from fedwan.rng import NamedGenerators
 from fedwan.site import checkpoint
-from fedwan.site.checkpoint import Ledger, SiteCheckpoints
+from fedwan.site.checkpoint import Ledger, Residuals, SiteCheckpoints
 from fedwan.site.meter import Work
 from fedwan.site.replica import Replica
 from fedwan.state import read_tensors, write_tensors
 from tests.planes import in_thread
-from tests.support import BATCH, NET, TinyWorkload, keep_local, same_bits, tiny_shard
+from tests.support import BATCH, NET, TinyWorkload, keep_local, same_bits, spec, tiny_shard
 
 
 class Site:
@@ -170,6 +170,15 @@ def test_what_a_site_goes_on_with_after_a_refusal_is_kept_until_its_version_is_m
     path.write_bytes(path.read_bytes()[:-10])
     third = Site(tmp_path)  # version 1 alone would be other data and optimisers
     assert not third.checkpoints.versions() and not third.checkpoints.starts()
+
+
+def test_what_was_owed_at_another_version_is_partly_paid_and_forgotten() -> None:
+    residuals, fragments = Residuals(1), whole({"net/w": spec((1,))})
+    ledger = Ledger({}, {"net/w": torch.ones(1)}, Work(3, 12), (7,))
+    for version, found, is_owed in ((7, ledger, True), (7, None, True), (8, ledger, False)):
+        residuals.restore(fragments, [version], found)
+        assert (residuals.of(fragments[0]) == ledger.owed) is is_owed
+        assert residuals.ledger(Work(0, 0)).versions == (version,)
 
 
 def test_a_file_half_written_is_no_checkpoint(tmp_path: Path) -> None:

@@ -157,25 +157,28 @@ def test_what_is_sent_again_is_of_the_weights_that_the_site_has_still(
 
 
 def test_what_was_merged_and_its_receipt_is_late_is_paid_at_a_pace_of_its_own_too() -> None:
-    owed, told = Residuals(1), list[wire.Receipt]()
+    owed, told, dropped = Residuals(1), list[wire.Receipt](), list[int]()
     (fragment,) = whole({"net/w": spec((2,))})
     flight = Flight(fragment, fragment, 3, 8, Work(1, 1), wire.UploadHeader(), "", {})
     flight.has_left, flight.owed = True, {"net/w": torch.ones(2)}
     owed.settle(fragment, 3, {"net/w": torch.zeros(2)})
-    checkpoints = SimpleNamespace(drop=lambda version: None)
+    checkpoints = SimpleNamespace(drop=dropped.append)
     place = {"versions": [3], "checkpoints": checkpoints, "note_others": told.append}
     exchange = exchange_of(place, _flights={0: flight}, _residuals=owed)
     with pytest.raises(Astray) as error:
         exchange._settle(flight, wire.Receipt(status=wire.Receipt.STALE))
+    assert dropped == [4], "nobody sends it again"
     version, debt = exchange._give_up(error.value).unpaid[0]
     assert (version, debt["net/w"].any()) == (3, False), "owed on, if it was not merged"
     assert owed.of(fragment)["net/w"].all()
 
 
+@pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize(("into", "is_paid"), [(6, False), (5, True)])
 def test_what_is_too_old_to_be_merged_is_not_waited_for_and_owed_on(
-    into: int, is_paid: bool
+    into: int, is_paid: bool, is_late: bool
 ) -> None:
+    """At a pace of its own; behind a barrier what came too late is told by its receipt."""
     owed = Residuals(1)
     (fragment,) = whole({"net/w": spec((2,))})
     flight = Flight(fragment, fragment, 3, 8, Work(1, 1), wire.UploadHeader(), "", {})
@@ -190,6 +193,7 @@ def test_what_is_too_old_to_be_merged_is_not_waited_for_and_owed_on(
     }
     exchange = exchange_of(place, _flights={0: flight}, _residuals=owed)
     exchange._strategy.policy.max_staleness = 2
+    exchange._place.keeps_pace, flight.is_late = not is_late, is_late
     exchange._advance = exchange._listen = lambda *_: None
     header = wire.DownloadHeader(version=6, merged_from=3 if is_paid else 1, merged_into=into)
     exchange._stub = SimpleNamespace(receive=lambda *_: Delivery(header, None))

@@ -17,6 +17,7 @@ from fedwan.site.checkpoint import Ledger, Residuals
 from fedwan.site.group import Group
 from fedwan.site.meter import Work
 from fedwan.site.place import Place
+from fedwan.site.stub import is_merged
 from tests.support import same_bits, spec
 
 PER_S = 10.0
@@ -125,8 +126,27 @@ def test_at_a_pace_of_its_own_a_site_owes_on_what_was_not_merged(
     assert place.residuals.ledger(Work(0, 0)).versions == (version,)
 
 
+@pytest.mark.parametrize(("merged", "expected"), [((6, 7), 2.0), ((5, 6), 1.0), ((0, 0), 2.0)])
+def test_behind_a_barrier_a_site_owes_on_what_was_not_merged_if_that_is_known(
+    merged: tuple[int, int], expected: float
+) -> None:
+    before, after = ({"net/w": torch.full((2,), value)} for value in (1.0, 2.0))
+    place = at_its_own_pace(7, lambda *_: Ledger(before, after, Work(4, 16), (7,)))
+    place.keeps_pace = False
+    start, into = merged
+    place._stand_at(wire.DownloadHeader(merged_from=start, merged_into=into), 7, 7)
+    assert place.residuals.of(place.fragments[0])["net/w"].tolist() == [expected] * 2
+
+
 def test_a_site_that_comes_back_takes_the_steps_that_it_is_told_at_once() -> None:
     place = at_its_own_pace(7, lambda *_: None)
     place._fetch = lambda _: wire.DownloadHeader(versions=[7], steps=3, run_step=40)
     assert place.find([7], 40) == (40, False)
     assert (place.steps, place.run_step) == (3, 40)
+
+
+def test_a_contribution_is_in_a_version_if_it_or_a_later_one_is_in_that_or_one_before() -> None:
+    told = wire.DownloadHeader(merged_from=3, merged_into=5)
+    assert all(is_merged(told, start, into) for start, into in ((3, 5), (2, 5), (3, 6)))
+    assert not is_merged(told, 4, 5) and not is_merged(told, 3, 4)
+    assert not is_merged(wire.DownloadHeader(), 0, 5), "nothing of it was ever merged"
