@@ -35,6 +35,10 @@ def test_waits_double_up_to_a_limit_and_end_with_patience(slept: list[float]) ->
             tries.failed(Failure(Code.UNAVAILABLE, said))
     assert slept[:4] == [0.05, 0.1, 0.2, 0.4] and max(slept) == LONGEST_WAIT_S
     assert 60 < sum(slept) < 60 + 2 * LONGEST_WAIT_S
+    for until_s in (100.0, 150.0):  # something came through: it counts anew
+        tries.succeeded()
+        while sum(slept) < until_s:
+            tries.failed(Failure(Code.UNAVAILABLE, said))
 
 
 @pytest.mark.parametrize(

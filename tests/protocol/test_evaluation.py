@@ -51,3 +51,4 @@ def test_of_data_of_their_own_the_others_go_on_without_it() -> None:
     for site in SITES:  # what the first one was asked for before comes now, too late
         evaluation.hear(site, REPORT)
     assert evaluation.found(SITES) == [{"s2": REPORT, "s3": REPORT}]
+    assert evaluation.choose(SITES, SITES) == SITES[1:]

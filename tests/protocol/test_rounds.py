@@ -128,6 +128,10 @@ def test_what_a_round_was_given_is_not_waited_for_again_when_sites_change() -> N
     rounds.expect(["s2"])
     assert not rounds.is_stuck, "the quorum is of those that are left"
     assert rounds.advance(1.0, 2)[0] == "close" and len(rounds.publish(Update(1))) == 2
+    rounds.expect(SITES)
+    rounds.begin(0.0)
+    send(rounds, "s1", 1)
+    assert rounds.advance(10.0, 1)[0] == "stop", "it is of all again once they are back"
 
 
 def test_a_contribution_that_is_forgotten_is_not_waited_for() -> None:

@@ -194,11 +194,13 @@ def test_what_is_too_old_to_be_merged_is_not_waited_for_and_owed_on(
     exchange = exchange_of(place, _flights={0: flight}, _residuals=owed)
     exchange._strategy.policy.max_staleness = 2
     exchange._place.keeps_pace, flight.is_late = not is_late, is_late
+    exchange._rejections = 2
     exchange._advance = exchange._listen = lambda *_: None
     header = wire.DownloadHeader(version=6, merged_from=3 if is_paid else 1, merged_into=into)
     exchange._stub = SimpleNamespace(receive=lambda *_: Delivery(header, None))
     exchange._land(flight, False)
     assert owed.of(fragment)["net/w"].all() == is_paid
+    assert not exchange._rejections, "those that end a site are in a row"
 
 
 def test_a_coordinator_that_is_lost_while_a_site_starts_over_is_joined_again() -> None:
