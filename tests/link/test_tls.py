@@ -183,12 +183,14 @@ def test_who_is_no_authority_vouches_for_nobody(thief: str, folders: Path) -> No
         Identity.load(folders / "s1").verify("s2", chain, signature, b"keys")
 
 
-def test_who_has_expired_vouches_for_nothing_more(
+def test_a_site_vouches_for_itself_alone_and_until_its_certificate_expires(
     folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, other = Identity.load(folders / "s1"), Identity.load(folders / "s2")
     signature = other.sign(b"keys")
     mine.verify("s2", other.cert_pem, signature, b"keys")
+    with pytest.raises(IdentityError, match="the certificate of s3 is s2's"):
+        mine.verify("s3", other.cert_pem, signature, b"keys")
     monkeypatch.setattr(tls, "now", lambda: now() + timedelta(days=4000))
     with pytest.raises(IdentityError, match="the certificate of s2 expired on"):
         mine.verify("s2", other.cert_pem, signature, b"keys")

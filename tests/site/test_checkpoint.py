@@ -181,6 +181,16 @@ def test_what_was_owed_at_another_version_is_partly_paid_and_forgotten() -> None
         assert residuals.ledger(Work(0, 0)).versions == (version,)
 
 
+def test_what_was_dropped_is_written_when_its_version_is_made_anew(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    for kept in ([1], [1, 2], [1, 2]):
+        site.save(kept[-1])
+        assert site.checkpoints.versions() == kept
+        if kept[-1] == 2:
+            site.checkpoints.drop(2)
+            assert site.checkpoints.versions() == [1]
+
+
 def test_a_file_half_written_is_no_checkpoint(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.train(1)
