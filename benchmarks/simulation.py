@@ -7,12 +7,14 @@ be merged twice, called durable too early, or wait for ever. A seed replays a ru
 `--seed 17 --trace` prints it, and `--shrink 17` looks for the fewest faults, of the fewest kinds,
 with which it still fails.
 `--bugs` plants known bugs of the protocol one at a time, and counts the seeds until each is found.
+`--only` chooses scenarios by their names, whose seeds are taken from the first one on, or bugs.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import os
 import time
 from collections import Counter
@@ -35,42 +37,61 @@ NUMBERS = ("seeds", "faults", "violations", "updates", "compared")
 """Of a row, which are added up."""
 MOST_SEEDS = 1000
 """For which a planted bug is looked for."""
+TAKEN = {
+    "seed": ("faults", "without", "trace"),
+    "shrink": ("faults", "without"),
+    "bugs": ("only",),
+    "seeds": ("seeds", "first", "faults", "without", "only", "quick"),
+}
+"""By what is done, the options that it takes."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seeds", type=int, default=10_000)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seeds", type=int, help="10,000, or 100 if quick")
+    parser.add_argument("--first", type=int, help="the first seed")
     parser.add_argument("--seed", type=int, help="this one alone")
     parser.add_argument("--shrink", type=int, metavar="SEED", help="one that fails, made smaller")
-    parser.add_argument("--faults", type=int, default=FAULTS, help="least number, of each seed")
+    parser.add_argument("--faults", type=int, help=f"least number, of each seed; {FAULTS}")
     parser.add_argument("--without", default="", help="kinds of faults that are left out, with ,")
     parser.add_argument("--trace", action="store_true", help="print what happened, with --seed")
     parser.add_argument("--bugs", action="store_true", help="plant bugs instead")
 
 
+def _mode(args: argparse.Namespace) -> str:
+    """What is to be done; a `UserError` where an option has no effect on it."""
+    given = {name for name, value in vars(args).items() if value or type(value) is int}
+    mode = next((mode for mode in ("bugs", "shrink", "seed") if mode in given), "seeds")
+    if odd := given & {*TAKEN, *itertools.chain(*TAKEN.values())} - {mode, *TAKEN[mode]}:
+        raise UserError(f"--{min(odd)} has no effect beside --{mode}; leave it out")
+    return mode
+
+
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     """A row for each scenario, or each bug; failures are printed as they come."""
-    if args.bugs:
+    mode, faults = _mode(args), FAULTS if args.faults is None else args.faults
+    if mode == "bugs":
         yield from map(_find, select(list(BUGS), args.only))
-        return
-    if args.shrink is not None:
-        yield shrink(args.shrink)
         return
     without = [kind for kind in args.without.split(",") if kind]
     if odd := {*without} - {*NAMES}:
         raise UserError(f"--without={odd.pop()}: kinds are {', '.join(NAMES)}")
-    if args.seed is not None:
-        report = simulate_seed(args.seed, faults=args.faults, without=without)
+    if mode == "shrink":
+        yield shrink(args.shrink, faults, without)
+        return
+    if mode == "seed":
+        report = simulate_seed(args.seed, faults=faults, without=without)
         if args.trace:
             print("\n".join(report.trace))
         yield _row([report], 0.0)
         return
-    count = 100 if args.quick else args.seeds
-    seeds = range(args.first, args.first + count)
+    count = (100 if args.quick else 10_000) if args.seeds is None else args.seeds
+    chosen, every = select(TURNS, args.only), itertools.count(args.first or 0)
+    matching = (seed for seed in every if TURNS[seed % len(TURNS)] in chosen)
+    seeds = [*itertools.islice(matching, count)]
     began = time.monotonic()
     found: dict[str, list[Report]] = {}
     with get_context("spawn").Pool(os.cpu_count(), _begin) as pool:
-        simulate = partial(simulate_seed, faults=args.faults, without=without)
+        simulate = partial(simulate_seed, faults=faults, without=without)
         for report in pool.imap_unordered(simulate, seeds, chunksize=8):
             found.setdefault(report.scenario.partition(":")[0], []).append(report)
             for violation in report.violations[:1]:
@@ -104,14 +125,17 @@ def _row(reports: Sequence[Report], s_per_seed: float) -> Row:
     }
 
 
-def shrink(seed: int) -> Row:
+def shrink(seed: int, num: int = FAULTS, without: Sequence[str] = ()) -> Row:
     """The fewest kinds of faults, and the fewest faults, with which a seed still fails.
+
+    Args:
+        seed: fails with `num` faults.
+        num: of faults, at first.
+        without: kinds that are left out from the beginning.
 
     Raises:
         UserError: it does not fail.
     """
-    without: list[str] = []
-    num = FAULTS
 
     def fails(num: int, without: Sequence[str]) -> Report | None:
         report = simulate_seed(seed, faults=num, without=without)
@@ -119,7 +143,7 @@ def shrink(seed: int) -> Row:
 
     if (smallest := fails(num, without)) is None:
         raise UserError(f"--shrink={seed}: this seed does not fail; give one that does")
-    for kind in NAMES:
+    for kind in [kind for kind in NAMES if kind not in without]:
         if report := fails(num, [*without, kind]):
             smallest, without = report, [*without, kind]
     step = num // 2

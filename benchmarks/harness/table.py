@@ -36,15 +36,18 @@ def read_arguments(module: ModuleType, name: str, words: Sequence[str]) -> argpa
     parser.add_argument("--quick", action="store_true", help="a short form of it")
     parser.add_argument("--only", default="", help="only cases whose text holds this")
     if hasattr(module, "SEEDS"):
-        parser.add_argument("--seeds", type=int, default=module.SEEDS, help="how many")
+        parser.add_argument("--seeds", type=int, help=f"how many; {module.SEEDS}, fewer if quick")
+        parser.set_defaults(most_seeds=module.SEEDS)
         parser.add_argument("--fresh", action="store_true", help="seeds from 100 on, not from 0")
     getattr(module, "add_options", lambda parser: None)(parser)
     return parser.parse_args(words)
 
 
 def seeds_of(args: argparse.Namespace, quick: int = 1) -> range:
-    """The seeds that are asked for; fewer in quick form."""
-    num = quick if args.quick else args.seeds
+    """The seeds that are asked for; left open, fewer in quick form."""
+    num = args.seeds
+    if num is None:
+        num = quick if args.quick else args.most_seeds
     if not 1 <= num <= FRESH:
         raise UserError(f"--seeds={num} would mix tuned seeds with fresh ones; take 1 to {FRESH}")
     first = FRESH if args.fresh else 0

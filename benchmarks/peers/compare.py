@@ -26,7 +26,14 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.harness.table import Row, columns_of, grouped, ratio_half_interval, seeds_of
+from benchmarks.harness.table import (
+    Row,
+    columns_of,
+    grouped,
+    ratio_half_interval,
+    seeds_of,
+    select,
+)
 from benchmarks.peers.part import WORKLOADS, Spec
 from benchmarks.peers.run import CONGESTION, Outcome, run
 from benchmarks.wan import BARE, WanLink
@@ -107,8 +114,8 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     A variant is on bare links first, then on the wide area; of the whole trainings by both, the
     curve is kept.
     """
-    is_timed = args.workload == "timed"
-    if is_timed and "ddp-fp16" in args.systems:
+    is_timed, systems = args.workload == "timed", select(args.systems, args.only)
+    if is_timed and "ddp-fp16" in systems:
         raise UserError("ddp-fp16 is of digits_flow alone; take ddp, or --workload digits_flow")
     args.steps = args.steps or (QUICK_STEPS if args.quick else STEPS)[args.workload]
     curves: dict[tuple[str, int], Row] = {}
@@ -116,7 +123,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as made:
         folder = (args.keep or Path(made)).resolve()
         for seed in seeds_of(args):
-            for name, link in itertools.product(args.systems, (BARE, wan)):
+            for name, link in itertools.product(systems, (BARE, wan)):
                 # Where too few steps are run on a wide area, quality is measured on bare links.
                 needs_curve = not is_timed and args.workload in VARIANTS[name].rounds
                 if args.wan_only and link == BARE and not needs_curve:

@@ -129,8 +129,10 @@ def cut(world: World) -> None:
 
 
 def slow_down(world: World) -> None:
-    world.count("slow")
-    world.paths[world.random.choice(world.names)].slow = world.random.choice((1.0, 20.0, 200.0))
+    slow = world.random.choice((1.0, 20.0, 200.0))
+    world.paths[world.random.choice(world.names)].slow = slow
+    if slow > 1.0:  # else it is as fast as ever
+        world.count("slow")
 
 
 def lose(world: World) -> None:

@@ -21,6 +21,7 @@ from benchmarks.harness.fleet import Process, run_fleet, run_processes
 from benchmarks.harness.table import (
     half_interval,
     mean_of,
+    measure_all,
     ratio_half_interval,
     read_arguments,
     run,
@@ -68,11 +69,20 @@ def test_cases_and_seeds_that_there_are_not_are_refused() -> None:
     for words, seeds in (
         ("", range(5)),
         ("--quick", range(1)),
+        ("--quick --seeds 3", range(3)),
         ("--fresh --seeds 10", range(100, 110)),
     ):
         assert seeds_of(read_arguments(unequal, "unequal", words.split())) == seeds
     with pytest.raises(UserError, match="would mix"):
         seeds_of(read_arguments(unequal, "unequal", ["--seeds", "101"]))
+
+
+@pytest.mark.parametrize("name", MODULES.keys() - {"chaos", "fuzz"})  # root, a pool of processes
+def test_every_benchmark_follows_only(name: str) -> None:
+    module = import_module(f"benchmarks.{MODULES[name]}")
+    more = ["--accountant"] * (name == "privacy")
+    with pytest.raises(UserError, match="'nonsense' is in none of"):
+        next(measure_all(module, read_arguments(module, name, ["--only", "nonsense", *more])))
 
 
 def test_an_interval_is_students_and_a_ratios_leaves_out_what_a_seed_does_to_both() -> None:

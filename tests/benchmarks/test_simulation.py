@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import fedwan
 from benchmarks import simulation
+from benchmarks.harness.table import read_arguments
 from benchmarks.seeded import faults, world
 from benchmarks.seeded.bugs import planted
 from benchmarks.seeded.kernel import Kernel
+from benchmarks.seeded.scenarios import TURNS
 from benchmarks.seeded.world import Report, simulate_seed
 from benchmarks.simulation import shrink
 from fedwan.app import installed_app
@@ -167,6 +172,66 @@ def test_a_failing_seed_is_shrunk(capsys: pytest.CaptureFixture[str]) -> None:
         again = simulate_seed(1, faults=num, without=kinds)
     assert again.violations and again.faults.total() == row["faults"] < 10
     assert len(kinds) > 5
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--seed 5 --seeds 100",
+        "--seed 0 --quick",
+        "--trace",
+        "--bugs --first 3",
+        "--shrink 4 --only x",
+    ],
+)
+def test_an_option_without_effect_is_refused(words: str) -> None:
+    args = read_arguments(simulation, "simulation", words.split())
+    with pytest.raises(UserError, match="has no effect beside"):
+        next(simulation.measure(args))
+
+
+def test_scenarios_are_chosen_and_a_seed_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Here:
+        def __init__(self, *_: Any) -> None: ...
+        def __enter__(self) -> Here:
+            return self
+
+        def __exit__(self, *_: Any) -> None: ...
+        def imap_unordered(self, work: Any, seeds: list[int], chunksize: int) -> Iterator[Report]:
+            found.extend(seeds)
+            return (Report(seed, TURNS[seed % len(TURNS)]) for seed in seeds)
+
+    found: list[int] = []
+    monkeypatch.setattr(simulation, "get_context", lambda _: SimpleNamespace(Pool=Here))
+    words = "--only own --seeds 6 --first 40".split()
+    rows = list(simulation.measure(read_arguments(simulation, "simulation", words)))
+    assert {row["scenario"] for row in rows} == {"scaffnew own h", "own h", "own pace"}
+    assert len(found) == 6 and min(found) >= 40
+
+
+def test_a_path_that_is_as_fast_as_ever_is_no_fault() -> None:
+    draws, counted = iter((1.0, "s1", 20.0, "s1")), list[str]()
+    chance = SimpleNamespace(choice=lambda _: next(draws))
+    path = SimpleNamespace(slow=0.0)
+    world: Any = SimpleNamespace(
+        random=chance, names=["s1"], paths={"s1": path}, count=counted.append
+    )
+    faults.slow_down(world)
+    assert (path.slow, counted) == (1.0, [])
+    faults.slow_down(world)
+    assert (path.slow, counted) == (20.0, ["slow"])
+
+
+def test_what_is_left_out_of_a_seed_stays_out_when_it_is_shrunk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(seed: int, *, faults: int, without: Any) -> Report:
+        assert "rot" in without and faults <= 80
+        violations = ["it failed"] if faults >= 70 and "cut" not in without else []
+        return Report(seed, "diloco", violations, Counter(slow=faults))
+
+    monkeypatch.setattr(simulation, "simulate_seed", fail)
+    assert shrink(3, 80, ["rot"])["faults"] == 70
 
 
 def test_a_seed_that_does_not_fail_is_not_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
