@@ -3,7 +3,8 @@
 `payloads`: a million of each codec, damaged by a seed and with a checksum that fits
 (`harness/damage.py`), go the way that they have at the coordinator: they are inspected, and what is
 accepted is merged with an honest contribution, by the mean and now and then by a rule that bears
-lies. Either a `PayloadError` in one line comes of it, or finite values of the layout.
+lies. Either they are refused at once, by a `PayloadError` in one line, or finite values of the
+layout come of it: what was accepted and cannot be read is unexpected, too.
 
 `calls`: sequences of calls of sites, decisions of the operator, rounds and passing time, made by
 hypothesis (`tests/coordinator/test_calls.py`, which says what must hold after each). Sequences are
@@ -148,11 +149,13 @@ class Coordinator:
         ]
         self._merger = Merger(good.layout)
 
-    def take(self, data: bytes, rng: random.Random) -> None:
+    def accept(self, payload: Source) -> None:
         """A `PayloadError` where it is refused."""
-        payload = source_of(data)
         measures = inspect(payload, self._layout, self._codec)
         assert all(0 <= value < math.inf for value in measures.figures().values()), measures
+
+    def merge(self, payload: Source, rng: random.Random) -> None:
+        """What was accepted."""
         reading = Reading(self._codec, payload, self._layout)
         if self._codec.mask_bits:
             self._sum_up(reading)
@@ -210,12 +213,14 @@ def _take(name: str, seed: int, coordinators: list[Coordinator]) -> str:
     rng = random.Random(f"{name} {seed}")
     good, others = _good(name)
     which = rng.randrange(len(good))
+    payload = source_of(damaged(rng, good[which], others))
     try:
-        coordinators[which].take(damaged(rng, good[which], others), rng)
+        coordinators[which].accept(payload)
     except PayloadError as error:
         text = str(error)
         assert text.isprintable() and len(text) < 600, text
         return "refused"
+    coordinators[which].merge(payload, rng)
     return "accepted"
 
 

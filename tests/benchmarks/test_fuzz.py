@@ -23,3 +23,7 @@ def test_what_nobody_checks_is_found_with_its_seed(monkeypatch: pytest.MonkeyPat
     seed, text = fuzz.fuzz_payloads("fp32", range(100)).unexpected[0]
     assert "AssertionError: g/" in text
     assert fuzz.fuzz_payloads("fp32", range(seed, seed + 1)).unexpected[0][0] == seed
+    # That a reader refuses what was accepted comes too late.
+    assert any(
+        "PayloadError" in text for _, text in fuzz.fuzz_payloads("int4", range(20)).unexpected
+    )
