@@ -12,7 +12,7 @@ ten send something else than what their steps made, from the first round on:
 
 The last two know all honest contributions of the round: worse than any real site. The gate of sizes
 is off (`round.gate=0`), so that the merge is all that helps. `none`: nobody lies. A run that
-ends before its last step, since nothing but values that are not finite came of it, has no distance.
+ends before its last step has no distance, and its error under `ended`: values that are not finite.
 `--quick`: one seed, a tenth of the steps.
 """
 
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.simulated import describe, run_simulated
-from benchmarks.harness.table import Row, columns_of, means
+from benchmarks.harness.table import Row, columns_of, grouped, means
 from fedwan.app import load_run, load_strategy
 from fedwan.codecs import fp32
 from fedwan.codecs.payload import Source
@@ -102,19 +102,21 @@ def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
         return ByzantineLink(link, fragments, others, attack, draws)
 
     row: Row = columns_of(case, "workload strategy sites bad attack merge")
-    row |= {"seed": seed, "steps": steps, "fd": None, "fd_floor": None}
+    row |= {"seed": seed, "steps": steps, "fd": None, "fd_floor": None, "ended": ""}
     try:
         told = describe(*run_simulated(words, wrap_link=wrap))
-    except FedwanError:
-        return row
+    except FedwanError as error:
+        return row | {"ended": str(error)}
     return row | {key: told[key] for key in ("fd", "fd_floor")}
 
 
 def summarise(rows: Sequence[Row]) -> Iterator[str]:
-    """Of runs that came to their end, and how many did not."""
-    whole = [row for row in rows if row["fd"] is not None]
-    yield from means(whole, "workload strategy bad sites attack merge", "fd")
-    yield f"{len(rows) - len(whole)} of {len(rows)} runs ended before"
+    """Of runs that came to their end, and of each case how many did not."""
+    names = "workload strategy bad sites attack merge"
+    yield from means([row for row in rows if row["fd"] is not None], names, "fd")
+    for key, group in grouped(rows, names).items():
+        if num := sum(row["fd"] is None for row in group):
+            yield f"{', '.join(map(str, key))}: {num} of {len(group)} runs ended before"
 
 
 # What those that lie send ------------------------------------------------------------------------
