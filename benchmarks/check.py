@@ -49,7 +49,8 @@ def check_doctor() -> Bounds:
     for case in doctor.CASES:
         if (case.workload, case.split) == ("flow", "iid"):
             row = doctor.measure_case(None, case, seed=2, rounds=6, h=16)
-            yield f"{case.fault.name} is named", row["named"] is not False, 1, 1
+            if case.fault.kinds:
+                yield f"{case.fault.name} is named", row["named"], 1, 1
             yield f"{case.fault.name}, nothing else", row["false_alarms"] == "none", 1, 1
 
 

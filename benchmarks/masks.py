@@ -2,7 +2,7 @@
 
 Four sites send a contribution of pix2pix's size (57,182,660 values, drawn as `codecs` draws them),
 under masks, plainly in int4, and as Flower 1.41's SecAgg+ has it by default (its own functions:
-quantisation to 22 bits, masks of numpy's generator modulo 2^32, as 32-bit integers on the wire; no
+quantisation to 22 bits, masks of numpy's generator modulo 2^32, as 64-bit integers on the wire; no
 federation runs). One core. A site's seconds are coding and masks; the coordinator's are adding up
 four of them and taking the masks off.
 

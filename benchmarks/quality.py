@@ -9,7 +9,7 @@ A run's distance is the mean over eight sets of generated samples: one set's own
 same weights, is 0.13 on digits, as large as what the table is to tell.
 With `--runs` the outcome of every run is kept in a file and read from there again: the whole table
 takes hours, and may be interrupted. Emoji, which are drawn with a font, and take the longest, are
-run where `--only` asks for them. `--quick`: two seeds, a twentieth of the steps.
+run where `--only` names them. `--quick`: two seeds, a twentieth of the steps.
 
 Bytes are of a site, both ways. `ratio_half_interval`: of 95 %, paired by seed. `modes`: fewest of
 any seed; `with_all_modes`: seeds that found all. `good`: share of samples near a mode or classified
@@ -263,13 +263,13 @@ def _short(value: float) -> float:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=Path, help="a file to keep every run's outcome in")
-    parser.add_argument("--share", type=float, default=1.0, help="of the recipes' steps")
+    parser.add_argument("--share", type=float, help="of the recipes' steps; 1, or 0.05 if quick")
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    seeds, share = seeds_of(args, quick=2), 0.05 if args.quick else args.share
+    seeds, share = seeds_of(args, quick=2), args.share or (0.05 if args.quick else 1.0)
     with tempfile.TemporaryDirectory() as made:
         runs = Runs(args.runs.with_suffix(".teachers") if args.runs else Path(made), args.runs)
-        for case in select(CASES, args.only):
-            if args.only or case.data != "emoji":
-                yield compare(case, runs, seeds, share)
+        asked = [case for case in CASES if case.data != "emoji" or "emoji" in args.only]
+        for case in select(asked, args.only):
+            yield compare(case, runs, seeds, share)

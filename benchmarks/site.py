@@ -6,7 +6,7 @@ and data parallel take larger batches and fewer steps. The product's own process
 where there are several; on a CPU they share its cores. Losses are means over the epoch: the
 discriminator's, and the generator's with 100 times its L1. `--quick` takes a twentieth of an epoch,
 at least two steps, and scales its time up. `--full` is the size of the source: 256 x 256 pixels,
-57 million weights, batches of one, 400 pairs of smooth noise an epoch, of which a quarter is timed;
+57 million weights, batches of one, 400 pairs of smooth noise an epoch, of which an eighth is timed;
 on one GPU without two processes.
 
 `held_mb` is what a process holds of weights, gradients and moments between two steps, in 1e6 bytes.

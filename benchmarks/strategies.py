@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
 from benchmarks.harness.simulated import describe, run_simulated
-from benchmarks.harness.table import Row, mean_of, told
+from benchmarks.harness.table import Row, mean_of, ratio_half_interval, told, values_of
 from fedwan.simulation import Absence
 
 STEPS = {"flow": 2000, "gan": 1400}
@@ -85,10 +86,10 @@ def measure_case(args: argparse.Namespace, case: tuple[str, bool], seed: int) ->
 def summarise(rows: Sequence[Row]) -> Iterator[str]:
     for case in dict.fromkeys(row["strategy"] for row in rows):
         whole, absent = (mean_of(rows, "fd", strategy=case, absent=a) for a in (False, True))
-        distance = told(rows, "fd", strategy=case, absent=False)
-        if case in CODED:
-            base = mean_of(rows, "fd", strategy=CODED[case][2] or case)
-            yield f"{case}: {distance}, ratio to what is not coded {whole / base:.3f}"
-        else:
-            ratio = absent / whole
-            yield f"{case}: {distance}, with an absence {absent:.3f}, ratio {ratio:.3f}"
+        text = f"{case}: {told(rows, 'fd', strategy=case, absent=False)}"
+        if case not in CODED:
+            text += f", with an absence {absent:.3f}, ratio {absent / whole:.3f}"
+        elif base := values_of(rows, "fd", strategy=CODED[case][2]):
+            half = ratio_half_interval(values_of(rows, "fd", strategy=case), base)
+            text += f", ratio to what is not coded {whole / fmean(base):.3f} ± {half:.3f}"
+        yield text

@@ -132,8 +132,8 @@ class Federation:
             raise FedwanError(f"no process {text!r}")
         raise Ended(f"no process {text!r}")
 
-    def inside(self, *words: str) -> None:
-        """Run a command in its network, which is gone with it: `Ended` then."""
+    def inside(self, *words: str) -> str:
+        """What a command prints in its network, which is gone with it: `Ended` then."""
         for process in self.processes():
             try:
                 return _call("nsenter", "-t", str(process.pid), "-n", *words)
@@ -209,8 +209,8 @@ class Services(Federation):
             service.wait()
 
 
-def _call(*words: str) -> None:
-    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+def _call(*words: str) -> str:
+    return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def kill(process: psutil.Process) -> None:

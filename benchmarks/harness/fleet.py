@@ -136,7 +136,8 @@ class FleetRun:
     records: list[dict[str, Any]]
     """As `metrics.jsonl`."""
     parties: dict[str, dict[str, Any]]
-    """By role: `rss_mb`, `cpu_s`, `gpu_mb`; of sites `began` and `computed`, seconds by step."""
+    """By role: `rss_mb`, `cpu_s`, `gpu_mb`; of sites `began` and `computed`, seconds by step, and,
+    when the last update has landed, `busy_s`, computing and waiting, `bytes_up`, `bytes_down`."""
     journal: list[dict[str, Any]]
     """As `journal.jsonl`."""
     log: str

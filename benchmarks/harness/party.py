@@ -116,13 +116,20 @@ def take_part(folder: Path, name: str) -> dict[str, Any]:
 
     def stay_watched(self: Site) -> None:
         STOPWATCH.end()
-        ended["held_mb"] = _held_bytes(self) / 1e6
+        ended.update(_done(self), held_mb=_held_bytes(self) / 1e6)
         stay(self)
         ended["sha256"] = self.global_sha256
 
     with mock.patch.object(Site, "_stay", stay_watched):
         recipe.take_part(given_membership(), open_group())
     return ended
+
+
+def _done(site: Any) -> dict[str, float]:
+    """Seconds that it computed or waited, and bytes of its link, with the last update's."""
+    meter, link = site.meter, site._link
+    told = {name: getattr(link, name) for name in ("bytes_up", "bytes_down")} if link else {}
+    return told | {"busy_s": meter._compute_s + meter._wait_s}
 
 
 def _held_bytes(site: Any) -> int:

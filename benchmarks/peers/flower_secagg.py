@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import numpy as np
 from flwr.common.secure_aggregation import ndarrays_arithmetic as flower
 from flwr.common.secure_aggregation.quantization import quantize
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
@@ -25,7 +24,7 @@ def measure_flower(arrays: list[NDArray[Any]], num_sites: int) -> tuple[int, flo
         vector = flower.parameters_addition(vector, mask)
     vector = flower.parameters_mod(vector, span)
     site_s = time.perf_counter() - began
-    num_bytes = sum(array.astype(np.uint32).nbytes for array in vector)
+    num_bytes = sum(array.nbytes for array in vector)  # int64, as it is sent
     began = time.perf_counter()
     total = vector
     for _ in range(num_sites - 1):
