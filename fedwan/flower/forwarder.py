@@ -10,6 +10,7 @@ import logging
 import ssl
 import time
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 from fedwan.errors import ConfigError, IdentityError, UserError
@@ -80,6 +81,14 @@ class Forwarder(Relay):
             if not is_empty or time.monotonic() > deadline:
                 return answer
             await asyncio.sleep(_ASK_AGAIN_S)
+
+    async def _answer(self, request: Request) -> Response:
+        """What has taken longer than the patience of who asked, as on a link that stood still."""
+        answer, path = await super()._answer(request), request.url.path
+        if answer.status_code == 200 and answer.body and path != _HEARTBEAT:
+            if await request.is_disconnected():
+                self._lost = "an answer came when the SuperNode had given up"
+        return answer
 
     def take_lost(self) -> str:
         """Why the SuperNode must come back as a new one to be sent a ticket; empty if it need not.

@@ -71,10 +71,13 @@ def url(door: FrontDoor, path: str = PULL) -> str:
     return f"https://127.0.0.1:{door.port}{path}"
 
 
-def post(forwarder: Forwarder, path: str = PULL, content: bytes = b"x") -> httpx.Response:
+def post(
+    forwarder: Forwarder, path: str = PULL, content: bytes = b"x", timeout: float = 30.0
+) -> httpx.Response:
     """A SuperNode's call."""
+    to = f"http://127.0.0.1:{forwarder.port}{path}"
     with httpx.Client(trust_env=False) as client:
-        return client.post(f"http://127.0.0.1:{forwarder.port}{path}", content=content, timeout=30)
+        return client.post(to, content=content, timeout=timeout)
 
 
 def test_a_sites_fleet_call_reaches_superlink_and_back(
@@ -299,6 +302,23 @@ def test_a_supernodes_call_waits_for_a_door_that_comes_later_and_no_other_leaves
     told = [record.getMessage() for record in caplog.records if "front door" in record.getMessage()]
     name = f"front door 127.0.0.1:{port}"
     assert told == [f"{name} is away: Connection refused; trying on", f"{name} answers"]
+
+
+def test_an_answer_that_comes_when_a_supernode_has_given_up_is_known_as_lost(
+    identities: Path, superlink: Any
+) -> None:
+    """SuperLink hands out a ticket once."""
+    for path, answered, lost in ((PULL, b"ticket", "given up"), (PULL, b"", ""), (BEAT, b"x", "")):
+        superlink.content = answered
+        with forwarding(identities / "s1", port := free_port()) as forwarder:
+            with pytest.raises(httpx.ReadTimeout):
+                post(forwarder, path, timeout=0.1)
+            with open_door(identities, superlink.server_port, port):
+                eventually(lambda: superlink.requests)
+                assert post(forwarder, "/v1/fleet/get-run").status_code == 200
+                eventually(lambda: lost in forwarder._lost)  # noqa: B023
+                assert bool(forwarder.take_lost()) == bool(lost)
+            superlink.requests.clear()
 
 
 def test_a_door_that_closes_after_its_run_is_no_trouble(
