@@ -111,7 +111,7 @@ class _Outer(ServerStep):
             if odd := new.keys() - part.keys():
                 raise KeyError(f"state {min(odd)!r} that init did not make")
             if self._is_offloaded:
-                new = {own: part[own].copy_(value) for own, value in new.items()}
+                moved, new = _written(part, moved, new)
         except Exception as error:
             raise UserError(
                 f"the outer step of {network} failed at {name!r}: {error!r}{place_of(error)}; its "
@@ -149,6 +149,23 @@ class _Outer(ServerStep):
         by_network = {network: select_prefix(network, state) for network in self._transforms}
         for name, part in self._state.items():
             part.update({own: by_network[network_of(name)][own] for own in part})
+
+
+def _written(part: State, moved: Tensor, new: State) -> tuple[Tensor, State]:
+    """An update, and the state after it: written to where the one before it is, if it fits there.
+
+    An update may hand on tensors of the state before, which are written over: as they were.
+    """
+    before = {value.untyped_storage().data_ptr() for value in part.values()}
+    moved, *values = (
+        value.clone() if value.untyped_storage().data_ptr() in before else value
+        for value in (moved, *new.values())
+    )
+    for own, value in zip(new, values, strict=True):
+        at = part[own]
+        fits = (value.dtype, value.shape) == (at.dtype, at.shape)
+        new[own] = at.copy_(value) if fits else value
+    return moved, new
 
 
 class StepInner(ServerStep):

@@ -86,6 +86,31 @@ def test_state_round_trips_and_goes_on_bit_for_bit(
         step.load_state(other.state())
 
 
+def test_an_outer_step_may_hand_its_state_on_where_that_is_written_over() -> None:
+    """As one does that is two rounds late; where memory is short its state lies in files."""
+
+    def init(params: State) -> State:
+        return {f"{age}:{name}": p * 0 for name, p in params.items() for age in ("new", "old")}
+
+    def update(delta: State, state: State) -> tuple[State, State]:
+        ((name, value),) = delta.items()
+        late = {f"new:{name}": -value.double(), f"old:{name}": state[f"new:{name}"]}
+        return {name: state[f"old:{name}"].float()}, late
+
+    layout = {"net/b": spec((3,)), "net/w": spec((2, 2))}
+    ends, moves = list[tuple[State, State]](), [random_state(n, layout) for n in range(1, 5)]
+    for is_offloaded in (False, True):
+        weights = {name: torch.zeros_like(value) for name, value in moves[0].items()}
+        step = step_outer(outer.Transform(init, update))(weights, layout)
+        if is_offloaded:
+            step.offload(clone)
+        for move in moves:
+            step.commit(plain(step.propose(clone(move))))
+        ends.append((weights, step.state()))
+        assert same_bits(weights, {n: -moves[0][n] - moves[1][n] for n in layout})
+    assert all(map(same_bits, *ends))
+
+
 def test_a_model_of_other_networks_is_refused() -> None:
     fewer = {"generator": TRANSFORMS["generator"]}
     with pytest.raises(ConfigError, match="steps generator but .* discriminator, generator"):
