@@ -10,10 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from fedwan.errors import ConfigError, IdentityError, RunStopped, SessionLost
+from fedwan.errors import (
+    ConfigError,
+    DiskFull,
+    IdentityError,
+    RunStopped,
+    SessionLost,
+    SiteDrained,
+)
+from fedwan.flower import site
 from fedwan.flower.site import _Supervisor, serve_site
 from fedwan.flower.site_file import VARIABLE, SiteData, SiteFile, given_site, load_site
 from fedwan.flower.status import Status
@@ -122,3 +131,73 @@ def test_a_site_s_log_tells_of_the_run_how_its_script_failed_and_where_its_log_i
         "INFO run r1 (gan, diloco) is done",
         "INFO run r1 (gan, diloco) has stopped: too few",
     ]
+
+
+class Supervised:
+    """A site's supervisor and its forwarder, with time and SuperNodes in the test's hands."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.lost, self.nodes = 100.0, "", list[Mock]()
+        monkeypatch.setattr(site, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(_Supervisor, "_start", self.start)
+        forwarder: Any = SimpleNamespace(refusal=None, take_lost=self.take_lost)
+        self.supervisor = _Supervisor(SiteFile("s1", dir=str(folder)), forwarder)
+        self.path = folder / "clientapp.json"
+        self.gone = Status(2**22 + 1, 0.0)
+
+    def start(self, _: object = None) -> Mock:
+        self.nodes.append(Mock(started_at=self.now, poll=Mock(return_value=None)))
+        return self.nodes[-1]
+
+    def take_lost(self) -> str:
+        lost, self.lost = self.lost, ""
+        return lost
+
+    def look(self, status: Status | None = None, after_s: float = 60.0) -> int:
+        """How many SuperNodes have been started, after two looks."""
+        if status is not None:
+            status.write(self.path)
+        for _ in range(2):
+            self.now += after_s
+            self.supervisor.look()
+        return len(self.nodes)
+
+
+def test_another_supernode_is_started_once_for_each_that_is_of_no_use_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Supervised(tmp_path, monkeypatch)
+    with closing(run.supervisor):
+        assert run.look() == run.look(Status.of()) == 1
+        assert run.look(run.gone) == run.look() == 2, "its ClientApp was killed"
+        for code in (1, 0):
+            run.nodes[-1].poll.return_value = code
+            assert run.look() == run.look() == 4 - code
+        run.lost = "an answer was lost"
+        assert run.look(Status.of()) == 4, "no ticket: it has one"
+        assert run.look(run.gone.ended(None)) == run.look() == 5
+        run.lost = "another one was lost"  # with what has to be started again in any case
+        run.nodes[-1].poll.return_value = 1
+        assert run.look() == run.look() == 6
+    assert [node.stop.call_count for node in run.nodes] == [1] * 6
+
+
+def test_what_has_to_be_mended_ends_a_site_s_service_once_it_was_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error in (ConfigError("no such folder"), SiteDrained("drained"), DiskFull("is full")):
+        run = Supervised(tmp_path, monkeypatch)
+        with closing(run.supervisor):
+            run.look()
+            run.look(Status.of().ended(error))  # the ClientApp is still there
+            run.look(run.gone.ended(error), after_s=1.5)
+            run.look(Status.of())  # it has got another ticket
+            run.look(run.gone.ended(error), after_s=1.5)
+            with pytest.raises(type(error), match=str(error)):
+                run.look()
+    run = Supervised(tmp_path, monkeypatch)
+    with closing(run.supervisor):
+        run.look()
+        monkeypatch.setattr(site, "no_room", lambda folder: DiskFull("no room for a status"))
+        with pytest.raises(DiskFull, match="no room"):
+            run.look()
