@@ -77,7 +77,9 @@ def test_cases_and_seeds_that_there_are_not_are_refused() -> None:
         seeds_of(read_arguments(unequal, "unequal", ["--seeds", "101"]))
 
 
-@pytest.mark.parametrize("name", MODULES.keys() - {"chaos", "fuzz"})  # root, a pool of processes
+@pytest.mark.parametrize(
+    "name", sorted(MODULES.keys() - {"chaos", "fuzz"})
+)  # root, a pool of processes
 def test_every_benchmark_follows_only(name: str) -> None:
     module = import_module(f"benchmarks.{MODULES[name]}")
     more = ["--accountant"] * (name == "privacy")
