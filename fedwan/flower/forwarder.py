@@ -84,7 +84,7 @@ class Forwarder(Relay):
 
     async def _answer(self, request: Request) -> Response:
         """What has taken longer than the patience of who asked, as on a link that stood still."""
-        answer, path = await super()._answer(request), request.url.path
+        answer, path = await super()._answer(request), request.scope["path"]
         if answer.status_code == 200 and answer.body and path != _HEARTBEAT:
             if await request.is_disconnected():
                 self._lost = "an answer came when the SuperNode had given up"

@@ -347,6 +347,18 @@ def test_the_next_picture_stands_in_for_one_that_cannot_be_read_until_there_are_
         path.write_bytes(b"no image")
     with pytest.raises(ConfigError, match=r"\(nor can the 7 before it\)"):
         list(files.samples(range(30)))
+    between = (row for number in range(9) for row in (number, number + 10))
+    assert len(list(files.samples(between))) == 9, "none of these come in a row"
+
+
+def test_a_stamp_tells_of_other_samples_and_of_files_that_have_changed(tmp_path: Path) -> None:
+    write_folder(tmp_path, range(20))
+    one, again, other = (
+        open_files(config(tmp_path)).train("iid", site, 2, 0).stamp() for site in (0, 0, 1)
+    )
+    (tmp_path / "0003.jpg").touch()
+    assert one == again != other
+    assert one != open_files(config(tmp_path)).train("iid", 0, 2, 0).stamp()
 
 
 def test_a_few_faults_are_told_one_by_one_and_the_others_counted(tmp_path: Path) -> None:

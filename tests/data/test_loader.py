@@ -124,6 +124,31 @@ def test_what_is_mirrored_keeps_its_shape() -> None:
     assert sorted(first) == [tuple(row) for row in x.tolist()]
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_other_samples_are_mirrored_in_each_batch_and_the_same_ones_when_resumed(
+    is_stream: bool,
+) -> None:
+    rows = torch.arange(48.0).view(24, 2)
+
+    class Rows(Numbers):
+        def __iter__(self) -> Iterator[Any]:
+            return (Batch(row, row) for row in rows)
+
+    def opened(seed: int) -> Loader:
+        torch.manual_seed(seed)
+        return Loader(Rows() if is_stream else InMemory(Batch(rows, rows)), 24, flip=True)
+
+    def mirrored(source: Loader) -> list[list[bool]]:
+        batches = [next(source).x for _ in range(4)]
+        return [(x[:, 0] > x[:, 1]).tolist() for x in batches]
+
+    source, resumed = opened(0), opened(1)
+    found = mirrored(source)
+    assert len(set(map(tuple, found))) == 4
+    resumed.load_state_dict(source.state_dict())
+    assert mirrored(resumed) == mirrored(source) != found
+
+
 def test_batches_do_not_depend_on_what_a_script_has_made_torchs_default() -> None:
     x = torch.arange(48.0).view(12, 1, 2, 2)
 
@@ -151,6 +176,8 @@ def test_batches_of_a_data_set_that_draws_are_the_same_with_workers_and_when_res
     expected = [next(plain) for _ in range(8)]
     found = [next(ahead) for _ in range(3)]
     state = ahead.state_dict()
+    ahead.skip_to(5)  # its workers have read beyond that
+    assert torch.equal(next(ahead)["latents"], expected[5]["latents"])
     ahead.close()
     resumed = loader(Noisy(), 4, seed=5)
     resumed.load_state_dict(state)
@@ -168,6 +195,7 @@ def test_batches_of_a_data_set_that_draws_are_the_same_with_workers_and_when_res
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_stream_begins_anew_where_it_ends_and_resumes_where_it_stood(workers: int) -> None:
     source = loader(Numbers(), 4, workers=workers)
+    source.skip_to(2)  # which it cannot
     assert [next(source).tolist() for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
     state = source.state_dict()
     source.close()

@@ -113,6 +113,13 @@ def test_shards_are_disjoint_cover_everything_and_are_never_empty(
         assert max(map(len, held)) - min(map(len, held)) <= 1
 
 
+def test_an_uneven_split_is_drawn_again_until_every_site_has_data() -> None:
+    y = torch.arange(60) % 3
+    for seed in range(5):
+        parts = split_indices(y, "dirichlet:0.2", 6, seed)
+        assert all(map(len, parts)) and sum(map(len, parts)) == 60
+
+
 def test_splits_that_leave_a_site_without_data_are_refused() -> None:
     alike = torch.zeros(100, dtype=torch.int64)
     says = "sites is 5, but there are only 4 samples"

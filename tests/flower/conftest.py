@@ -47,6 +47,8 @@ class FakeSuperLink(http.server.ThreadingHTTPServer):
         """Of all answers, in place of what was asked."""
         self.num_empty = 0
         """Next answers that hold nothing."""
+        self.may_answer = threading.Event()
+        self.may_answer.set()
         fake = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -55,6 +57,7 @@ class FakeSuperLink(http.server.ThreadingHTTPServer):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 fake.requests.append((self.path, body, dict(self.headers)))
+                fake.may_answer.wait(20.0)
                 status = fake.statuses.pop(0) if fake.statuses else 200
                 if status is None:
                     self.close_connection = True

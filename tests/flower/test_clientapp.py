@@ -227,6 +227,10 @@ def test_a_ticket_of_a_start_that_a_script_has_joined_by_itself_starts_no_other(
         with pytest.raises(FailedAfter, match="no room"):
             run(tmp_path, body + "sys.exit('no room')", start=start)
     assert (tmp_path / "log").read_text().split() == ["trained"] * 3
+    with pytest.raises(UserError, match="at step 8: ValueError: bad"):
+        run(tmp_path, 'joined(); tell_welcome("d"); Outcome.leave(ValueError("bad"), 8)', start="d")
+    run(tmp_path, body, start="d")
+    assert (tmp_path / "log").read_text().split() == ["trained"] * 4, "that one had not ended"
 
 
 def test_processes_meet_where_no_full_disk_can_tear_what_they_write(tmp_path: Path) -> None:
@@ -302,6 +306,26 @@ def test_a_script_that_fails_is_started_again_while_it_gets_further(
     with caplog.at_level("WARNING"), pytest.raises(UserError, match="at step 9: ValueError"):
         run(tmp_path, body)
     assert caplog.text.count("it is started again") == 3
+
+
+@pytest.mark.parametrize(
+    ("end", "has_part", "kind", "num"),
+    [
+        ("sys.exit(1)", True, FedwanError, 2),
+        ("sys.exit(1)", False, UserError, 1),
+        ("os.kill(os.getpid(), signal.SIGKILL)", False, UserError, 2),
+    ],
+)
+def test_a_script_that_ends_before_it_joins_is_tried_again_if_it_was_killed_or_once_took_part(
+    tmp_path: Path, end: str, has_part: bool, kind: type[FedwanError], num: int
+) -> None:
+    if has_part:
+        folder = tmp_path / "state" / "checkpoints" / ("1" * 32)
+        folder.mkdir(parents=True)
+        (folder / "site-00000003.safetensors").touch()
+    with pytest.raises(kind, match="before it called fedwan.join|was killed") as raised:
+        run(tmp_path, f"open('starts', 'a').write('x'); {end}")
+    assert raised.type is kind and (tmp_path / "starts").read_text() == "x" * num
 
 
 def test_a_full_disk_is_not_blamed_on_the_script(

@@ -18,6 +18,7 @@ from flwr.proto.fab_pb2 import Fab, GetFabResponse
 
 from fedwan.app import installed_app
 from fedwan.config import Config, LinkConfig
+from fedwan.errors import IdentityError
 from fedwan.flower import front_door, relay
 from fedwan.flower.bundle import build_fab
 from fedwan.flower.forwarder import Forwarder
@@ -180,11 +181,13 @@ def test_headers_and_bodies_that_do_not_end_are_cut_off(
     told: list[tuple[str, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fedwan.flower.front_door._HEADERS_S", 0.5)
+    monkeypatch.setattr("fedwan.flower.front_door._HEADERS_S", 0.3)
     whole = f"POST {PULL} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode()
     with connected(door, identities / "s1") as connection:
-        connection.sendall(whole)
-        assert b"200" in connection.recv(4096)
+        for _ in range(2):
+            connection.sendall(whole)
+            assert b"200" in connection.recv(4096)
+            time.sleep(0.35)  # who has nothing to ask may be silent
         connection.sendall(whole[:30])
         began = time.monotonic()
         connection.settimeout(0.1)
@@ -197,9 +200,9 @@ def test_headers_and_bodies_that_do_not_end_are_cut_off(
     with client_of(identities / "s1") as client, contextlib.suppress(httpx.TransportError):
         answer = client.post(url(door), content=(bytes(1 << 20) for _ in range(20)))
         assert answer.status_code == 413  # or the door hangs up while we are still sending
-    assert len(superlink.requests) == 1
+    assert len(superlink.requests) == 2
     eventually(lambda: [site for site, text in told if "no whole body" in text] == ["s1"])
-    assert ("s1", "the headers of a request of s1 took over 0.5 s") in told
+    assert ("s1", "the headers of a request of s1 took over 0.3 s") in told
 
 
 def test_a_site_has_its_share_of_the_door_s_calls_and_of_its_log(
@@ -273,7 +276,7 @@ def test_who_shows_no_site_s_certificate_gets_no_session(
 
 
 def test_superlink_away_or_in_trouble_is_503_which_flower_tries_again(
-    door: FrontDoor, identities: Path, superlink: Any
+    door: FrontDoor, identities: Path, superlink: Any, told: list[tuple[str, str]]
 ) -> None:
     """Its disk is full, or its database locked: a SuperNode that hears 500 asks no more."""
     superlink.statuses = [500]
@@ -282,6 +285,7 @@ def test_superlink_away_or_in_trouble_is_503_which_flower_tries_again(
         assert client.post(url(door)).status_code == 200
         with open_door(identities) as nowhere:
             assert client.post(url(nowhere)).status_code == 503
+    assert told == [], "the ServerApp may be in trouble, too"
 
 
 @pytest.mark.slow
@@ -305,20 +309,20 @@ def test_a_supernodes_call_waits_for_a_door_that_comes_later_and_no_other_leaves
 
 
 def test_an_answer_that_comes_when_a_supernode_has_given_up_is_known_as_lost(
-    identities: Path, superlink: Any
+    identities: Path, superlink: Any, door: FrontDoor
 ) -> None:
     """SuperLink hands out a ticket once."""
-    for path, answered, lost in ((PULL, b"ticket", "given up"), (PULL, b"", ""), (BEAT, b"x", "")):
-        superlink.content = answered
-        with forwarding(identities / "s1", port := free_port()) as forwarder:
+    cases = (("/v1/fleet/get-run", b"", ""), (BEAT, b"x", ""), (PULL, b"ticket", "given up"))
+    with forwarding(identities / "s1", door.port) as forwarder:
+        for path, answered, lost in cases:
+            superlink.content = answered
+            superlink.may_answer.clear()
             with pytest.raises(httpx.ReadTimeout):
                 post(forwarder, path, timeout=0.1)
-            with open_door(identities, superlink.server_port, port):
-                eventually(lambda: superlink.requests)
-                assert post(forwarder, "/v1/fleet/get-run").status_code == 200
-                eventually(lambda: lost in forwarder._lost)  # noqa: B023
-                assert bool(forwarder.take_lost()) == bool(lost)
-            superlink.requests.clear()
+            superlink.may_answer.set()
+            assert post(forwarder, BEAT).status_code == 200
+            eventually(lambda: lost in forwarder._lost)  # noqa: B023
+            assert bool(forwarder.take_lost()) == bool(lost)
 
 
 def test_a_door_that_closes_after_its_run_is_no_trouble(
@@ -343,6 +347,31 @@ def test_a_door_that_is_the_data_plane_is_told_in_one_line(
         assert post(forwarder).status_code == 502
         door = f"127.0.0.1:{plane.port}"
         assert str(forwarder.refusal).startswith(f"door = '{door}' is the coordinator's data plane")
+
+
+def test_a_refusal_stands_and_a_door_that_has_answered_is_taken_for_no_data_plane(
+    identities: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedwan.flower.forwarder.is_data_plane", lambda *_: True)
+    with forwarding(identities / "s1", free_port()) as forwarder:
+        forwarder._has_met = True
+        forwarder._trouble(PULL, OSError("hung up"), is_lost=True)
+        assert forwarder.refusal is None
+        forwarder._trouble(PULL, refused := IdentityError("is revoked"))
+        forwarder._trouble(BEAT, OSError("hung up"))
+        assert forwarder.refusal is refused
+
+
+def test_a_supernode_whose_place_another_one_took_ends_and_its_service_does_not(
+    identities: Path, door: FrontDoor
+) -> None:
+    with forwarding(identities / "s1", door.port) as forwarder, client_of(identities / "s1") as one:
+        assert post(forwarder).status_code == 200
+        register = url(door, "/v1/fleet/register-node")
+        assert one.post(register, headers={front_door.KEY: "another"}).status_code == 200
+        answer = post(forwarder)
+        assert answer.status_code == 401
+        assert forwarder.refusal is None and "has this identity" in forwarder.take_lost()
 
 
 FAB = "/v1/fleet/get-fab"

@@ -26,6 +26,7 @@ class FakeGrid:
         self.sent: list[Message] = []
         self.answers: dict[str, Message] = {}
         self.forgotten: set[str] = set()
+        self.status = 500  # of these
         self.announced: set[str] = set()
         """Answers whose content does not come before `are_sent`."""
         self.are_sent = threading.Event()
@@ -50,7 +51,7 @@ class FakeGrid:
             self.are_sent.wait()
         if self.forgotten & set(ids):
             request = httpx.Request("POST", "http://superlink")
-            response = httpx.Response(500, request=request)
+            response = httpx.Response(self.status, request=request)
             raise httpx.HTTPStatusError("forgotten", request=request, response=response)
         return [self.answers.pop(message) for message in ids if message in self.answers]
 
@@ -169,6 +170,17 @@ def test_a_ticket_that_superlink_forgot_hides_no_other_answer() -> None:
     office.grid.forgotten.add(office.grid.sent[0].metadata.message_id)
     office.grid.answer(1, site="s2", outcome="done", text="")
     assert office.look() == [11, 12, 11]
+
+
+def test_a_superlink_that_is_in_trouble_for_a_moment_has_lost_no_ticket() -> None:
+    office = Office(11)
+    office.grid.forgotten, office.grid.status = {office.grid.sent[0].metadata.message_id}, 503
+    with pytest.raises(httpx.HTTPStatusError):
+        office.look()
+    office.grid.forgotten = set()
+    assert office.look(2) == [11]
+    office.grid.fail(0, 2, "ValueError")
+    assert office.look() == [11, 11]
 
 
 def test_an_answer_that_is_announced_and_not_sent_holds_up_nobody(

@@ -28,7 +28,7 @@ from fedwan.site.group import Group
 from fedwan.site.meter import Work
 from fedwan.site.replica import Replica, evaluating
 from fedwan.site.stub import CoordinatorStub
-from fedwan.state import hash_state
+from fedwan.state import clone, hash_state
 from tests.site.support import (
     BATCH,
     WIDTH,
@@ -40,7 +40,7 @@ from tests.site.support import (
     overflow_once,
     take_steps,
 )
-from tests.support import spec
+from tests.support import same_bits, spec
 
 
 def test_what_ended_one_flight_is_told_when_another_makes_the_site_start_over(
@@ -244,10 +244,43 @@ def test_a_forward_pass_changes_no_global_weights_where_the_sites_steps_make_the
     assert replica.global_sha256() == replica.initial_sha256, "no running statistic of its own"
 
     (fragment,) = whole(replica.layout)
-    sent, _ = fp32().encode(replica.gradients(fragment), {}, fragment.layout)
+    merged = clone(replica.gradients(fragment))
+    merged["net/1.running_mean"] += 1.0  # the mean with that of other sites
+    sent, _ = fp32().encode(merged, {}, fragment.layout)
     replica.apply_gradients(sent, fragment, fp32())
+    assert torch.equal(net[1].running_mean, merged["net/1.running_mean"])
     optimizer.step()
     assert replica.global_sha256() == hash_state(replica.live) != replica.initial_sha256
+
+
+def test_who_takes_whole_weights_forgets_moments_as_with_every_update() -> None:
+    for state in ("keep", "reset"):
+        net = nn.Linear(4, 4)
+        optimizer = torch.optim.AdamW(net.parameters())
+        replica = Replica({"net": net}, {"net": optimizer}, {"net": InnerConfig(state=state)})
+        net(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        replica.adopt()
+        assert len(optimizer.state) == (2 if state == "keep" else 0)
+
+
+def test_other_weights_are_shown_for_a_while_and_leave_no_trace() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    replica = Replica({"net": net}, {"net": torch.optim.SGD(net.parameters(), lr=0.1)})
+    before, shown = clone(replica.live), {name: v + 1 for name, v in replica.base.items()}
+    with pytest.raises(ZeroDivisionError), replica.showing(shown):
+        assert same_bits(replica.live, shown) and not net[1].training
+        raise ZeroDivisionError
+    assert same_bits(replica.live, before) and net[1].training
+
+
+def test_sparse_gradients_travel_as_dense_ones() -> None:
+    net = nn.Embedding(4, 2, sparse=True)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    replica = Replica({"net": net}, {"net": optimizer}, is_mirrored=True)
+    net(torch.tensor([1, 1])).sum().backward()
+    (sent,) = replica.gradients(*whole(replica.layout)).values()
+    assert sent.layout == torch.strided and sent.sum(1).tolist() == [0, 4, 0, 0]
 
 
 def stepped(
