@@ -158,6 +158,8 @@ def test_exported_files_hold_each_network_by_the_names_of_its_module(tmp_path: P
     says = "--to safetensor is none of safetensors, diffusers; did you mean"
     refused(lambda: export(trained, "safetensor", other), UserError, says)
     refused(lambda: export(trained, "safetensors", folder), UserError, "holds something already")
+    says = "holds the moving average alone; export the run with --last"
+    refused(lambda: fedwan.load(folder, ema=False), ConfigError, says)
 
 
 def test_the_readmes_code_loads_them_and_what_is_missing_is_listed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from fedwan.config import Config, EvalConfig
 from fedwan.coordinator.evaluator import Evaluated, Evaluator, find, seen_through
+from fedwan.coordinator.records import Totals
 from fedwan.metrics.distances import compare, merge_comparisons, pack_comparisons
 from fedwan.protocol.evaluation import Evaluation
 from fedwan.protocol.limits import Report
@@ -83,6 +85,15 @@ def test_without_moments_the_mean_is_taken_and_said_to_be_one(samples: bytes | N
     (finding,) = findings(evaluation, ["s1", "s2"])
     assert finding.figures == {"fd": 2.0, "fd_floor": 0.5}
     assert "fd is the mean over sites" in finding.complaint
+
+
+def test_of_two_that_measure_a_version_the_worse_one_is_kept_and_of_versions_the_newer() -> None:
+    hub, totals, rows = Mock(), Totals(), list[dict[str, Any]]()
+    evaluator = Evaluator(Config(), hub, totals, rows.append, Mock())
+    for version, site, fd in ((2, "s1", 1.0), (2, "s2", 0.5), (2, "s3", 3.0), (1, "s1", 9.0)):
+        evaluator._keep(Evaluated((site,), version, {"fd": fd}, b"", 1.0))
+    assert (totals.quality["fd"], totals.quality_version) == (3.0, 2)
+    assert [row["fd"] for row in rows] == [1.0, 3.0, 9.0]
 
 
 def test_who_measures_what_is_told_with_the_step() -> None:

@@ -354,6 +354,7 @@ def test_nothing_is_added_up_while_a_decision_on_a_site_is_written(tmp_path: Pat
     bench.hub.event = write  # type: ignore[method-assign]
     members.answer(SimpleNamespace(hub=bench.hub), {"ask": "eject", "site": "s1"})  # type: ignore[arg-type]
     assert found == [("wait", [])] and bench.contribution("s1") is None
+    assert bench.hub.masking and not bench.hub.masking.is_deciding, "the others are waited for"
 
 
 @pytest.mark.parametrize("num", [5, 20])

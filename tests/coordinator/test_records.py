@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from fedwan.coordinator.records import RoundRows, VersionLines
+from fedwan.coordinator.records import RoundRows, Totals, VersionLines
 from fedwan.link import wire_pb2 as wire
+from fedwan.privacy import EPSILON
 from fedwan.protocol.round import Key, Merge
 
 
@@ -25,6 +26,14 @@ def test_of_a_site_that_also_sent_one_late_the_fresh_one_is_compared() -> None:
     round_: Any = SimpleNamespace(fragment=SimpleNamespace(index=0), merged=merged, version=3)
     RoundRows(rows.append).add(round_, samples, {"net": torch.zeros(2)}, 8, 1.0)
     assert [row["cosines"] for row in rows] == [{"net": 1.0}, {"net": 1.0}, {}]
+
+
+def test_of_all_sites_the_most_that_one_has_spent_of_its_privacy_counts() -> None:
+    totals = Totals()
+    for site, spent in (("s1", 0.5), ("s2", 3.0), ("s1", 2.0)):
+        sent: Any = SimpleNamespace(work=wire.Work(figures={EPSILON: spent}))
+        totals.add_round([Merge(Key(0, 0, site), sent, 0, 1.0)])
+    assert totals.epsilon == 3.0
 
 
 def test_what_was_told_before_a_version_stands_before_it() -> None:

@@ -88,6 +88,8 @@ def test_noise_on_the_sum_has_the_deviation_that_the_accountant_asked_for() -> N
     assert not torch.equal(noise["d/w"].flatten()[:100], noise["g/w"][:100])
     figures = [merge.contribution.work.figures[EPSILON] for merge in round_.merged]
     assert figures == [privacy.epsilon()] * 3 and privacy.steps == 1
+    of_two = noise_of(privacy, round_of(seeds=(1, 2)))["g/w"]  # the third was ejected
+    assert float(2 * of_two.std()) == pytest.approx(privacy.noise * CLIP, rel=0.02)
 
 
 @pytest.mark.parametrize(

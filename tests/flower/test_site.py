@@ -14,14 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from fedwan.errors import (
-    ConfigError,
-    DiskFull,
-    IdentityError,
-    RunStopped,
-    SessionLost,
-    SiteDrained,
-)
+from fedwan.errors import ConfigError, DiskFull, IdentityError, RunStopped, SessionLost
 from fedwan.flower import site
 from fedwan.flower.site import _Supervisor, serve_site
 from fedwan.flower.site_file import VARIABLE, SiteData, SiteFile, given_site, load_site
@@ -142,10 +135,9 @@ class Supervised:
         monkeypatch.setattr(_Supervisor, "_start", self.start)
         forwarder: Any = SimpleNamespace(refusal=None, take_lost=self.take_lost)
         self.supervisor = _Supervisor(SiteFile("s1", dir=str(folder)), forwarder)
-        self.path = folder / "clientapp.json"
-        self.gone = Status(2**22 + 1, 0.0)
+        self.path, self.gone = folder / "clientapp.json", Status(2**22 + 1, 0.0)
 
-    def start(self, _: object = None) -> Mock:
+    def start(self) -> Mock:
         self.nodes.append(Mock(started_at=self.now, poll=Mock(return_value=None)))
         return self.nodes[-1]
 
@@ -185,7 +177,7 @@ def test_another_supernode_is_started_once_for_each_that_is_of_no_use_any_more(
 def test_what_has_to_be_mended_ends_a_site_s_service_once_it_was_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for error in (ConfigError("no such folder"), SiteDrained("drained"), DiskFull("is full")):
+    for error in (ConfigError("no such folder"), DiskFull("is full")):
         run = Supervised(tmp_path, monkeypatch)
         with closing(run.supervisor):
             run.look()
@@ -195,9 +187,7 @@ def test_what_has_to_be_mended_ends_a_site_s_service_once_it_was_told(
             run.look(run.gone.ended(error), after_s=1.5)
             with pytest.raises(type(error), match=str(error)):
                 run.look()
-    run = Supervised(tmp_path, monkeypatch)
-    with closing(run.supervisor):
+    run.path.unlink()
+    monkeypatch.setattr(site, "no_room", lambda folder: DiskFull("no room for a status"))
+    with pytest.raises(DiskFull, match="no room"):
         run.look()
-        monkeypatch.setattr(site, "no_room", lambda folder: DiskFull("no room for a status"))
-        with pytest.raises(DiskFull, match="no room"):
-            run.look()

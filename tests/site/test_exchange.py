@@ -274,15 +274,6 @@ def test_other_weights_are_shown_for_a_while_and_leave_no_trace() -> None:
     assert same_bits(replica.live, before) and net[1].training
 
 
-def test_sparse_gradients_travel_as_dense_ones() -> None:
-    net = nn.Embedding(4, 2, sparse=True)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    replica = Replica({"net": net}, {"net": optimizer}, is_mirrored=True)
-    net(torch.tensor([1, 1])).sum().backward()
-    (sent,) = replica.gradients(*whole(replica.layout)).values()
-    assert sent.layout == torch.strided and sent.sum(1).tolist() == [0, 4, 0, 0]
-
-
 def stepped(
     make: Callable[[Any], torch.optim.Optimizer], dtype: torch.dtype, state: str = "keep"
 ) -> tuple[Any, ...]:
