@@ -392,9 +392,18 @@ def test_what_cannot_be_brought_to_the_disk_is_not_read_as_done(
             lines.append({"event": "ejected"})
     assert path.read_bytes() == before
     lines.append({"event": "ejected"})
+
+    def late(number: int) -> None:
+        lines.append({"event": "leave"})  # another thread's, which stands upon it
+        full(number)
+
+    monkeypatch.setattr(journal.os, "fsync", late)
+    with pytest.raises(OSError, match="quota"):
+        lines.append({"event": "drained"})
     lines.close()
-    found = [json.loads(line)["before"] for line in path.read_bytes().splitlines()]
-    assert found == [FIRST, json.loads(before)["hash"]]
+    rows = [json.loads(line) for line in path.read_bytes().splitlines()]
+    assert [row["event"] for row in rows] == ["join", "ejected", "drained", "leave"]
+    assert [row["before"] for row in rows] == [FIRST, *(row["hash"] for row in rows[:-1])]
 
 
 @pytest.mark.parametrize("tail", [1, 40, 1 << 20])
