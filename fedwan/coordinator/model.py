@@ -364,7 +364,7 @@ class GlobalModel:
             model = cls(weights, layout, strategy, config.half_life, folder)
             ema = select_prefix("ema", tensors)
             model.ema = model._copy(_averages({name: ema[name] for name in model.ema}))
-            model._server_step.load_state(clone(select_prefix("outer", tensors)))
+            model._server_step.load_state(model._copy(select_prefix("outer", tensors)))
             model._offload()
             model._residual = clone(select_prefix("residual", tensors))
             model.versions = [int(v) for v in meta["versions"]]

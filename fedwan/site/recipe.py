@@ -69,8 +69,7 @@ def train(
     kinds: Mapping[str, NetworkKind],
 ) -> str:
     """Take a workload's steps on a shard to the end of the run."""
-    config, name = member.config, member.name
-    rank = group.rank
+    config, name, rank = member.config, member.name, group.rank
     is_private = config.privacy.is_of("sample")
     privacy = Privacy(config, shard.num_samples, member.folder) if is_private else None
     seed = config.seed if privacy is None else privacy.seed()
