@@ -79,8 +79,8 @@ class Federation:
         """Why a site is not there, as far as it is known."""
         self.rejected = 0
         self.last_refusal = ""
-        self.initial: Source | None = None
-        """The initial weights as uploaded, once they are whole."""
+        self.initial: tuple[str, Source] | None = None
+        """The initial weights as uploaded, once they are whole, and by which site."""
         self.model: GlobalModel | None = None
         self.durable_version = 0
         self.stop_text = ""
@@ -164,10 +164,10 @@ class Federation:
             found = {upload.key.site: self.intake.find(upload) for upload in open_ones}
         return {site: len(there.missing()) for site, there in found.items() if there}
 
-    def refuse_initial(self, text: str) -> None:
-        """The initial weights that are here are not those that the sites agreed on."""
+    def refuse_initial(self, site: str, text: str) -> None:
+        """The initial weights that a site has sent are not those that the sites agreed on."""
         with self.changed:
-            site, self.initial = self.registry.opener, None
+            self.initial = None
             self.false_openers.add(site)
         self._refuse(site, text)
 

@@ -48,8 +48,8 @@ def await_initial(
     config: Config,
     tidier: Tidier,
     folder: Path | None = None,
-) -> GlobalModel:
-    """The weights that the sites agreed on, from whichever site sends them; see `GlobalModel`."""
+) -> tuple[str, GlobalModel]:
+    """Which site sent the weights that the sites agreed on, and these; see `GlobalModel`."""
     patience_s = config.round.patience_s
     moved_s = asked_s = time.monotonic()
     asked, failed, missing = "", list[str](), dict[str, int]()
@@ -57,16 +57,18 @@ def await_initial(
         with hub.changed:
             if hub.initial is None:
                 hub.tick()
-            payload, opener = hub.initial, hub.registry.opener
+            found = hub.initial
         tidier.tidy()
-        if payload is not None:
+        if found is not None:
+            opener, payload = found
             initial = fp32().decode(payload, whole(claim.layout)[0].layout)
             model = GlobalModel(initial, claim.layout, strategy, config.half_life, folder)
             if (sha256 := hash_state(model.state)) == claim.initial_sha256:
-                return model
+                return opener, model
             hub.refuse_initial(
+                opener,
                 f"the initial weights that {opener} sent hash to {sha256[:12]}, "
-                f"those that the sites hold to {claim.initial_sha256[:12]}"
+                f"those that the sites hold to {claim.initial_sha256[:12]}",
             )
             failed.append(opener)
             missing.pop(opener, None)

@@ -192,10 +192,10 @@ class CoordinatedRun:
         rounds, model = self._start(claim), self._resumed
         if model is None:
             words = self._strategy, self.config, self._tidier, self._folder
-            model = await_initial(hub, claim, *words)
+            opener, model = await_initial(hub, claim, *words)
             for fragment in model.fragments:
                 self._version_lines.add(model, fragment)
-            self._evaluator.begin(hub.registry.opener, 0)
+            self._evaluator.begin(opener, 0)
         hub.set_model(model)
         if model.is_offloaded:
             text = "memory is short: average, outer state and what sites fetch lie on disk"

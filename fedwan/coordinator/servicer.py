@@ -305,7 +305,7 @@ class Servicer(Federation):
                 reception.give_back()  # another site's came meanwhile
                 return _INCOMPLETE
             if upload.kind == wire.UploadHeader.INITIAL:
-                self.initial, self.registry.opener = payload, upload.key.site
+                self.initial, self.registry.opener = (site, payload), site
                 self.registry.settle(upload.key.site, wire.CoordinatorSignal.SEND_INITIAL)
             else:
                 self.intake.take(upload)

@@ -210,7 +210,7 @@ class RunByHand:
         elif hub.model is None:
             hub.registry.replace_first(lost, self.now_s)
             if hub.initial is not None:
-                self._take_initial(fp32().decode(hub.initial, whole(self.layout)[0].layout))
+                self._take_initial(fp32().decode(hub.initial[1], whole(self.layout)[0].layout))
         else:
             self._round(hub.rounds, hub.model)
 
@@ -224,7 +224,7 @@ class RunByHand:
         if hash_state(initial) == _zeros_sha256(self.name):
             self.hub.set_model(GlobalModel(initial, self.layout, self.strategy, 1e3))
         else:
-            self.hub.refuse_initial("another hash")
+            self.hub.refuse_initial(self.hub.initial[0], "another hash")
 
     def _round(self, rounds: CoordinatorRounds, model: GlobalModel) -> None:
         if rounds.is_done:

@@ -82,12 +82,15 @@ def test_another_site_is_asked_where_one_sends_a_little_now_and_then(tmp_path: P
     opening.begin(0.0, lambda: opening.send("s1", NUM_CHUNKS, 0.19 * PATIENCE_S, opening.wrong))
 
 
-def test_a_site_whose_weights_were_false_sends_no_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_told", [False, True])
+def test_a_site_whose_weights_were_false_sends_no_others(tmp_path: Path, has_told: bool) -> None:
     opening = Opening(tmp_path)
     told = []
 
     def lie() -> None:
         opening.send("s1", NUM_CHUNKS, 0.0, opening.wrong)
+        if has_told:  # how good they are, before they were looked at
+            opening.hub.registry.answer("s1", 0)
         while opening.hub.initial is not None:
             time.sleep(0.01)
         header = header_of(payload_of(2.0, opening.bench.layout))
@@ -117,7 +120,7 @@ def test_false_weights_that_come_while_others_are_checked_are_not_blamed_on_thes
     for chunks in (NUM_CHUNKS, 0):  # which a header alone asks for again
         assert opening.send("s2", chunks, 0.0).status == wire.Receipt.INCOMPLETE
         assert hub.registry.opener == "s1"
-    hub.refuse_initial("they are false")
+    hub.refuse_initial("s1", "they are false")
     assert hub.false_openers == {"s1"}
     assert opening.send("s2", 0, 0.0).status == wire.Receipt.ACCEPTED
     assert hub.registry.opener == "s2" and hub.initial is not None
