@@ -226,8 +226,9 @@ class RoundConfig:
     takes the strategy's own, all of them for most. Who has gone is not waited for then, and who is
     late until median + 3 MAD of past rounds' times."""
     patience_s: float = setting(600.0, POSITIVE)
-    """Seconds to wait for missing sites before the run stops (with a quorum: before the first round
-    closes without one that is here), and that a site keeps trying to reach the coordinator."""
+    """Seconds to wait for missing sites while no site takes a step, before the run stops (with a
+    quorum: before the first round closes without one that is here), and that a site keeps trying to
+    reach the coordinator."""
     max_staleness: int = 0
     """Versions by which a contribution may be late and be merged; 0 takes the strategy's own."""
     least_steps: int = 0

@@ -88,6 +88,15 @@ class Evaluator:
         for reports in found:
             self._keep(find(reports))
 
+    def end(self, version: int) -> None:
+        """Keep what came late, and tell of a last version that nobody has measured in time."""
+        self.take()
+        known = self.totals.quality_version
+        if known < version and self.totals.quality:
+            text = f"version {version} was not measured; the quality that is told is of version "
+            text += f"{known}: raise round.patience_s if measuring takes so long"
+            self.hub.event("warning", None, text)
+
     def wants(self, version: int) -> bool:
         """Whether that of a version is still to come; asks who can tell."""
         hub = self.hub

@@ -185,7 +185,8 @@ class Federation:
                 return "wait", []
             now_s = self._look()
             gone = self.registry.absent(now_s)
-            verdict, merges = self.rounds.advance(now_s, len(self.live()), gone)
+            num_live, moved_s = len(self.live()), self.registry.moved_s
+            verdict, merges = self.rounds.advance(now_s, num_live, gone, moved_s)
             present = self.rounds.present
             if self.masking:
                 merges = self._of_present_weights(merges)

@@ -211,8 +211,9 @@ class CoordinatedRun:
                 hub.tick()
             self._look_round()
         hub.finish("the run is complete", is_complete=True)
-        # A live site on a slow link may still be fetching the last update.
+        # A live site on a slow link may still be fetching the last update, or be measuring.
         self._await_farewells(patience_s)
+        self._evaluator.end(model.version)
         self._compare_weights(model)
         self.checkpoint(model)  # without what is in the journal, which is read again
         self.totals.add_work(hub.unmerged)
@@ -413,9 +414,9 @@ class CoordinatedRun:
                 "site.after_step(), or raise round.patience_s"
             )
         return kind(
-            f"round {round_.version + 1} has waited {policy.patience_s:g} s for {', '.join(told)} "
-            f"and is below its quorum of {policy.quorum}; {mend} and continue with --resume, or "
-            "set round.quorum"
+            f"round {round_.version + 1} waits for {', '.join(told)}, no site has taken a step for "
+            f"{policy.patience_s:g} s, and it is below its quorum of {policy.quorum}; {mend} and "
+            "continue with --resume, or set round.quorum"
         )
 
     def _await_farewells(self, patience_s: float) -> None:

@@ -123,11 +123,13 @@ class Outputs:
             num_warnings = sum(b'"event":"warning"' in line for line in lines)
         busy_s = totals.compute_s + totals.wait_s
         chosen = "strategy workload h steps seed".split()
-        summed = "bytes_up bytes_down contributions rejected rejoins late dropped quality".split()
+        summed = "bytes_up bytes_down contributions rejected rejoins late dropped".split()
         num_sites = max(config.num_sites, len(totals.sites))  # a run may go on with fewer
         summary = Summary(
             **{name: getattr(config, name) for name in chosen},
             **{name: getattr(totals, name) for name in summed},
+            quality=totals.quality,
+            quality_version=totals.quality_version,
             sites=config.num_sites,
             wall_s=wall_s,
             compute_s=totals.compute_s / num_sites,

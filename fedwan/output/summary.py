@@ -62,6 +62,9 @@ class Summary:
     `not_covered`."""
     warnings: int = 0
     """Lines of the journal."""
+    quality_version: int = -1
+    """Outer updates that the weights had whose quality it is: as `rounds`, unless measuring took
+    longer than `round.patience_s`; -1 of none."""
 
 
 UNITS = {
@@ -143,6 +146,8 @@ def _lines(summary: Summary, board: Board, out: Path) -> Iterator[tuple[str, str
     yield "quality", Text.assemble(name, (value, "bold"), *(f", {text}" for text in beside[:1]))
     if beside[1:]:
         yield "", Text("; ".join(beside[1:]))
+    if 0 <= summary.quality_version < summary.rounds:
+        yield "", f"of version {summary.quality_version:,}, not of the last one"
     sent = summary.bytes_up + summary.bytes_down
     detail = f"{bytes_text(summary.bytes_up)} up, {bytes_text(summary.bytes_down)} down"
     yield "bytes", f"[bold]{bytes_text(sent)}[/] over the wire ({detail})"

@@ -6,12 +6,13 @@ deadlines are wrong both ways: too short for a slow link, too long for a fast on
 is merged into a later version or dropped. On arrival, every contribution makes a version of its
 own, and nobody waits for anybody.
 
-Fewer sites than the quorum never go on by themselves: the round pauses, and after `patience_s` the
-run stops.
+Fewer sites than the quorum never go on by themselves: the round pauses, and after `patience_s` in
+which no site has taken a step the run stops.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -37,7 +38,7 @@ class RoundPolicy(NamedTuple):
     quorum: int
     """Fewest sites that a round may close with; on arrival, fewest that must be live."""
     patience_s: float = 600.0
-    """How long to wait for missing sites before a round closes with a quorum, or the run stops."""
+    """How long a round waits before it closes with a quorum, or for a step before the run stops."""
     has_deadline: bool = False
     """Whether a round with its quorum closes soon after the usual time, not after `patience_s`."""
     max_staleness: int = 0
@@ -64,8 +65,11 @@ class RoundPolicy(NamedTuple):
         past_s: Sequence[float] = (),
         version: int = 0,
         num_live: int = 0,
+        idle_s: float = math.inf,
     ) -> Verdict:
         """What to do `elapsed_s` seconds after the round's first contribution could have come.
+
+        `idle_s`: since a site was last heard to have taken a step.
 
         >>> RoundPolicy(4, quorum=3, patience_s=60).decide(3, 59.0)
         'wait'
@@ -73,6 +77,8 @@ class RoundPolicy(NamedTuple):
         'close'
         >>> RoundPolicy(4, quorum=3, patience_s=60).decide(2, 60.0)
         'stop'
+        >>> RoundPolicy(4, quorum=3, patience_s=60).decide(2, 90.0, idle_s=59.0)
+        'wait'
         >>> RoundPolicy(4, quorum=3, has_deadline=True).decide(3, 11.4, [9, 10, 10, 10, 11])
         'wait'
         >>> RoundPolicy(4, quorum=3, has_deadline=True).decide(3, 11.5, [9, 10, 10, 10, 11])
@@ -87,7 +93,7 @@ class RoundPolicy(NamedTuple):
             closes = num_arrived >= self.num_sites or is_late
         if closes:
             return "close"
-        return "wait" if elapsed_s < self.patience_s else "stop"
+        return "wait" if min(elapsed_s, idle_s) < self.patience_s else "stop"
 
     def deadline_s(self, past_s: Sequence[float]) -> float:
         """Seconds after which a round closes with a quorum.

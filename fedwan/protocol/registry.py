@@ -99,6 +99,8 @@ class Registry:
         """The site that sends the initial weights."""
         self.opener = ""
         """Whose initial weights were taken, until it has told how good they are."""
+        self.moved_s = 0.0
+        """When a site was last heard to have come to a further step."""
         self._silence_s = silence_s
 
     def admit(self, name: str, session: str, now_s: float) -> bool:
@@ -156,7 +158,8 @@ class Registry:
         site = self.sites.get(name)
         if site is not None and site.session == session:
             site.heard_s, site.is_cut = now_s, False
-            site.step = max(site.step, step)
+            if step > site.step:
+                site.step, self.moved_s = step, now_s
 
     def drop(self, name: str, session: str) -> None:
         """A session's Control stream broke: if the site lives it redials at once."""

@@ -286,11 +286,15 @@ class Rounds(Generic[C, U]):
         return done
 
     def advance(
-        self, now_s: float, num_live: int, gone: Collection[str] = ()
+        self,
+        now_s: float,
+        num_live: int,
+        gone: Collection[str] = (),
+        moved_s: float = -math.inf,
     ) -> tuple[Verdict, list[Merge[C]]]:
         """What the policy says, and which contributions are merged now, in this order.
 
-        `gone`: sites that were here and are not any more.
+        `gone`: sites that were here and are not any more. `moved_s`: when one last took a step.
         """
         present, self._paces.gone = self.present, gone
         num_arrived, policy = len(present.whole), self._policy
@@ -305,9 +309,8 @@ class Rounds(Generic[C, U]):
             policy = policy._replace(num_sites=max(policy.quorum, num_sites - hopeless))
         index = present.fragment.index
         elapsed_s = now_s - present.began_s
-        verdict = policy.decide(
-            num_arrived, elapsed_s, self._times[index].past_s, present.version, num_live
-        )
+        past_s, idle_s = self._times[index].past_s, now_s - moved_s
+        verdict = policy.decide(num_arrived, elapsed_s, past_s, present.version, num_live, idle_s)
         keys = present.take(closes=verdict == "close")
         merges = [self._merge(present, version, site) for version, site in keys]
         present.merged += merges

@@ -145,7 +145,9 @@ def test_below_its_quorum_a_run_stops_with_a_checkpoint_and_says_whom_it_misses(
 ) -> None:
     config = tiny_config(h=H, steps=6 * H, round={"patience_s": 0.6}, checkpoint={"every": 100})
     run = Federation(tmp_path, config, None, {"s2": Gated(dies_at=2 * H)})
-    with pytest.raises(RunStopped, match=r"round 3 has waited 0.6 s for s2 .* quorum of 2; bring"):
+    with pytest.raises(
+        RunStopped, match=r"round 3 waits for s2, .* for 0.6 s, .* quorum of 2; bring"
+    ):
         run.result(20.0)
     model = GlobalModel.load(tmp_path / "checkpoint", diloco.build(config), config)
     assert model.versions == [2]
@@ -159,9 +161,21 @@ def test_a_run_whose_site_is_there_and_does_not_come_back_ends_and_says_what_to_
     run = Federation(tmp_path, config, None, {"s2": still})
     eventually(lambda: run.hub and run.hub.stop_text, within_s=20.0)
     still.permits.release(H)  # so that it hears that the run is over
-    says = r"s2 \(connected, at step 1\) .* come back to `site`, or .* calls no site.after_step\(\)"
+    says = (
+        r"s2 \(connected, at step 1\), .* come back to `site`, or .* calls no site.after_step\(\)"
+    )
     with pytest.raises(RunStopped, match=says):
         run.result(20.0)
+
+
+@pytest.mark.slow
+def test_a_round_is_waited_for_as_long_as_its_sites_take_steps(tmp_path: Path) -> None:
+    config, slow = tiny_config(h=5, steps=5, round={"patience_s": 2.0}), Gated(permits=0)
+    run = Federation(tmp_path, config, None, {"s2": slow})
+    for _ in range(5):
+        time.sleep(0.7)
+        slow.permits.release()
+    assert run.result(20.0).result.totals.contributions == 2
 
 
 @pytest.mark.slow
@@ -189,7 +203,9 @@ def test_a_site_that_is_refused_again_and_again_is_given_up_and_the_run_waits_no
 
     config = tiny_config(h=H, steps=2 * H, round={"patience_s": 1.5})
     began_s = time.monotonic()
-    with pytest.raises(RunStopped, match=r"round 1 has waited 1.5 s for s2 .* quorum of 2; bring"):
+    with pytest.raises(
+        RunStopped, match=r"round 1 waits for s2, .* for 1.5 s, .* quorum of 2; bring"
+    ):
         run_tiny(tmp_path, config, part=part)
     assert time.monotonic() - began_s < 15  # in which a process that has just joined is silent
     assert len(told) > 1
@@ -239,3 +255,17 @@ def test_a_lost_evaluator_is_replaced_or_asked_again_or_missed_for_as_long_as_pa
     rows = [row for row in ran.result.records if row["kind"] == "quality"]
     assert ran.result.model.versions == [2]
     assert [row["site"] for row in rows if row["version"] == 2] == [judge][: bool(judge)]
+    told = "version 2 was not measured; the quality that is told is of version 0"
+    assert any(told in text for text in ran.events("warning")) == (not judge)
+
+
+@pytest.mark.slow
+def test_what_is_measured_late_is_kept_while_the_site_is_waited_for(tmp_path: Path) -> None:
+    class Slow(Gated):
+        def evaluate(self, *args: Any) -> Any:
+            time.sleep(1.5 * bool(self.batches))
+            return super().evaluate(*args)
+
+    config = tiny_config(sites=1, h=H, steps=H, round={"patience_s": 1.0})
+    ran = Federation(tmp_path, config, None, {"s1": Slow()}).result(20.0)
+    assert ran.result.totals.quality_version == 1 and not ran.events("warning")

@@ -21,7 +21,7 @@ from tests.output.runs import event
 PROMISED = """
 strategy workload sites h steps seed wall_s compute_s wait_s utilisation evaluation_s bytes_up
 bytes_down rounds contributions rejected rejoins late dropped staleness quality global_sha256
-privacy warnings
+privacy warnings quality_version
 """.split()
 
 
@@ -49,6 +49,15 @@ def shown(
         board.take(record)
     console.print(render_summary(summary, board, out))
     return console.export_text()
+
+
+def test_figures_of_another_version_than_the_last_are_told_as_that() -> None:
+    assert "of version 58, not of" in shown(
+        dataclasses.replace(SUMMARY, quality_version=58), RECORDS
+    )
+    assert "not of the last one" not in shown(
+        dataclasses.replace(SUMMARY, quality_version=60), RECORDS
+    )
 
 
 def test_it_has_exactly_the_promised_keys_and_null_for_what_is_not_finite(tmp_path: Path) -> None:
