@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from queue import SimpleQueue
 from typing import Any
@@ -83,13 +84,17 @@ class LoopbackLink:
 class ShapedLink:
     """Wraps a link; `rate_mbit` is that of each direction (0: no limit).
 
-    What a call would have taken on the wide area is waited out after it, less what it really took.
+    What calls would have taken on the wide area, one after the other in each direction, is waited
+    out after them; of an upload, less what it really took.
     """
 
     def __init__(self, inner: Link, rate_mbit: float = 0.0, rtt_ms: float = 0.0) -> None:
         self._inner = inner
         self._bytes_per_s = (rate_mbit or math.inf) * 1e6 / 8
         self._rtt_s = rtt_ms / 1e3
+        self._lock = threading.Lock()
+        self._free_s = {"up": 0.0, "down": 0.0}
+        """When the last bytes will have left that are on their way in a direction."""
 
     def __getattr__(self, name: str) -> Any:  # all else of a `Link`
         return getattr(self._inner, name)
@@ -97,17 +102,19 @@ class ShapedLink:
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
         began = time.monotonic()
         receipt = self._inner.upload(header, payload)
-        self._wait_out(payload, began)
+        self._wait_out("up", payload, began)
         return receipt
 
     def download(self, request: wire.DownloadRequest) -> Delivery:
         delivery = self._inner.download(request)
         if delivery.payload is not None:
             # What was waited for before the payload existed is no part of its transfer.
-            self._wait_out(delivery.payload, time.monotonic())
+            self._wait_out("down", delivery.payload, time.monotonic())
         return delivery
 
-    def _wait_out(self, payload: Source, began: float) -> None:
-        duration_s = self._rtt_s + payload.num_bytes / self._bytes_per_s
-        if (remaining := duration_s - (time.monotonic() - began)) > 0:
+    def _wait_out(self, way: str, payload: Source, began: float) -> None:
+        with self._lock:
+            left_s = max(began, self._free_s[way]) + payload.num_bytes / self._bytes_per_s
+            self._free_s[way] = left_s
+        if (remaining := left_s + self._rtt_s - time.monotonic()) > 0:
             time.sleep(remaining)

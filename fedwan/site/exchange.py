@@ -378,7 +378,11 @@ class Exchange:
         growing = up.grow(layout)  # each tensor leaves as soon as it is coded
 
         def encode() -> None:
-            taken()
+            try:
+                taken()
+            except BaseException as error:
+                growing.fail(error)  # the upload waits for it
+                raise
             flight.owed = up.encode_into(growing, flight.held, flight.residual, layout)
             growing.finish()
             await_queue(self._device)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
+from fedwan.protocol.limits import MOST_FIGURES
 
 
 class Work(NamedTuple):
@@ -80,8 +81,13 @@ class Meter:
         return self.total.steps / self._compute_s if self._compute_s else 0.0
 
     def add_losses(self, losses: Mapping[str, Tensor]) -> None:
-        """Losses of a step, summed where they are: no transfer from a GPU."""
+        """Losses of a step, summed where they are: no transfer from a GPU.
+
+        Of the first names alone: the coordinator takes no others, and a header holds no more.
+        """
         for name, value in losses.items():
+            if name not in self._losses and len(self._losses) == MOST_FIGURES:
+                continue
             total, count = self._losses.get(name, (None, 0))
             self._losses[name] = (value if total is None else total + value, count + 1)
 

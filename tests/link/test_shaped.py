@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,3 +42,24 @@ def test_a_transfer_takes_a_round_trip_and_its_bytes(
     words = (wire.UploadHeader(), payload) if way == "up" else (wire.DownloadRequest(),)
     getattr(link, f"{way}load")(*words)
     assert slept == pytest.approx(waits)
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_transfers_of_one_direction_share_its_rate(way: str) -> None:
+    payload, spent = Buffer(25_000), list[float]()
+    delivery = Delivery(wire.DownloadHeader(), payload)
+    inner: Any = SimpleNamespace(upload=lambda *_: None, download=lambda _: delivery)
+    link = ShapedLink(inner, 1.0, 0.0)
+    words = (wire.UploadHeader(), payload) if way == "up" else (wire.DownloadRequest(),)
+    began = time.monotonic()
+
+    def transfer() -> None:
+        getattr(link, f"{way}load")(*words)
+        spent.append(time.monotonic() - began)
+
+    threads = [threading.Thread(target=transfer) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(spent)[0] >= 0.19 and sorted(spent)[1] >= 0.38 and sorted(spent)[2] >= 0.57

@@ -16,11 +16,11 @@ from torch import nn
 
 from fedwan.codecs import fp32
 from fedwan.config import InnerConfig
-from fedwan.errors import JOIN_FIRST, PayloadError, SessionLost
+from fedwan.errors import JOIN_FIRST, FedwanError, PayloadError, SessionLost
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
-from fedwan.site import checkpoint
+from fedwan.site import checkpoint, exchange
 from fedwan.site.checkpoint import Residuals
 from fedwan.site.exchange import Exchange
 from fedwan.site.flight import Anew, Astray, Flight, Refused
@@ -57,6 +57,19 @@ def test_what_ended_one_flight_is_told_when_another_makes_the_site_start_over(
     monkeypatch.setattr(CoordinatorStub, "send_contribution", send)
     config = asked("strategy=streaming_diloco", "stream.fragments=2", "stream.tau=3", "steps=16")
     with pytest.raises(PayloadError, match="torn"):
+        at_site(config, tmp_path, take_steps)
+
+
+@pytest.mark.timeout(60)
+def test_a_device_that_fails_before_anything_is_coded_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken() -> None:
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(exchange, "queued_until_now", lambda _: taken)
+    config = asked("strategy=streaming_diloco", "stream.fragments=2", "stream.tau=3", "steps=16")
+    with pytest.raises(FedwanError, match="RuntimeError: an illegal memory access"):
         at_site(config, tmp_path, take_steps)
 
 

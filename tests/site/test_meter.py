@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedwan.protocol.limits import MOST_FIGURES
 from fedwan.site.meter import Meter, Work
 
 NONE = Work(0, 0)
@@ -75,3 +76,10 @@ def test_each_contribution_tells_what_came_since_the_last(meter: Meter, clock: A
     work = meter.work(2, NONE)
     assert (work.steps, work.samples, work.compute_s, work.wait_s) == (0, 0, 0.0, 0.0)
     assert dict(work.losses) == {} and (work.bytes_up, work.bytes_down) == (30, 0)
+
+
+def test_losses_of_the_first_names_alone_are_told(meter: Meter) -> None:
+    meter.add_losses({f"norm {n}": torch.tensor(1.0) for n in range(5000)})
+    meter.add_losses({"norm 0": torch.tensor(2.0), "norm 4999": torch.tensor(1.0)})
+    found = dict(meter.work(5, NONE).losses)
+    assert len(found) == MOST_FIGURES and found["norm 0"] == 1.5
