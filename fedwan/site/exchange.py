@@ -69,7 +69,8 @@ class Exchange:
     Both are collective.
 
     Memory besides the replica: the encoded contribution until it is accepted, then the update;
-    with overlap also Δ of every fragment in flight until it is encoded, about τ P / H of them.
+    with overlap also Δ of every fragment in flight until it is encoded, about τ P / H of them. Of
+    networks in pieces rank 0 has a fragment's Δ whole, in host memory, until it is encoded.
     """
 
     def __init__(
