@@ -28,10 +28,10 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import IterableDataset
 
 from fedwan.errors import UserError
+from fedwan.pieces import is_plain
 from fedwan.rng import derive_seed
 from fedwan.site.checkpoint import Stateful, load_random_state, random_state
 from fedwan.site.frozen import marks_of
-from fedwan.site.group import is_plain
 from fedwan.site.joining import as_member, end_in_a_line, given_membership, join
 from fedwan.site.script import DATA_ENDED
 from fedwan.site.site import Membership, Site

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedwan.config import InnerConfig
 from fedwan.errors import CheckpointError, UserError
-from fedwan.site.group import is_cut, is_plain, local, piece_like
+from fedwan.pieces import is_cut, is_plain, local, piece_like
 from fedwan.state import State, network_of
 from fedwan.workloads.optim import begin_moments, counted_beside
 

@@ -17,11 +17,11 @@ from fedwan.codecs import Codec, codec_by_name
 from fedwan.codecs.masked import MOST_SITES
 from fedwan.config import CODECS, MASKED, Config, OuterConfig, RoundConfig
 from fedwan.config_tree import keys_of, value_at
-from fedwan.coordinator.server_step import ServerStep, step_outer
 from fedwan.errors import ConfigError
 from fedwan.fragments import Fragmentation, often, strided, whole
 from fedwan.optim_state import NamedOptimizers
 from fedwan.outer import Transform
+from fedwan.outer.step import ServerStep, step_outer
 from fedwan.privacy import require_parameters
 from fedwan.protocol.policy import RoundPolicy
 from fedwan.protocol.unmasking import LEAST_SITES, majority

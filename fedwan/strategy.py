@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fedwan.codecs import Codec
 from fedwan.codecs.payload import Source
-from fedwan.coordinator.server_step import ServerStep
 from fedwan.fragments import Fragment, Fragmentation
+from fedwan.outer.step import ServerStep
 from fedwan.protocol.policy import RoundPolicy
 from fedwan.state import Layout, State
 

@@ -27,7 +27,7 @@ from fedwan.config import COMMAND, Config, from_json, load_dumped
 from fedwan.errors import CheckpointError, ConfigError, FedwanError, UserError
 from fedwan.names import nearest
 from fedwan.output.units import subject
-from fedwan.site.group import local, piece_like
+from fedwan.pieces import local, piece_like
 from fedwan.state import (
     Role,
     State,

@@ -27,8 +27,8 @@ from fedwan.codecs import Codec
 from fedwan.codecs.payload import Source
 from fedwan.config import Config, OuterConfig
 from fedwan.fragments import Fragment
+from fedwan.pieces import is_cut, local, piece_like
 from fedwan.recipes import IN_ROUNDS, STREAM, deltas_in_rounds, streamed, with_momentum
-from fedwan.site.group import is_cut, local, piece_like
 from fedwan.site.replica import Replica
 from fedwan.state import Role, State, network_of
 from fedwan.strategy import Landing, SiteHook, Strategy

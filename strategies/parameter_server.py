@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import partial
 
 from fedwan.config import Config
-from fedwan.coordinator.server_step import StepInner
+from fedwan.outer.step import StepInner
 from fedwan.recipes import ARRIVAL, gradients, on_arrival
 from fedwan.strategy import Strategy
 

@@ -38,8 +38,8 @@ import torch
 from fedwan.codecs import with_feedback
 from fedwan.config import Config, OuterConfig
 from fedwan.fragments import Fragment
+from fedwan.pieces import local
 from fedwan.recipes import APART, AVERAGING, GATE, codec, deltas_in_rounds
-from fedwan.site.group import local
 from fedwan.site.replica import Replica
 from fedwan.state import Role, add_prefix, network_of
 from fedwan.strategy import Landing, SiteHook, Strategy

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from fedwan.config import Config
-from fedwan.coordinator.server_step import MirrorInner
+from fedwan.outer.step import MirrorInner
 from fedwan.recipes import MERGES, barrier_policy, gradients
 from fedwan.strategy import Strategy
 

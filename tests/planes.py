@@ -21,7 +21,6 @@ from fedwan.config import Config, LinkConfig
 from fedwan.coordinator.federation import CoordinatorRounds
 from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.model import GlobalModel
-from fedwan.coordinator.server_step import step_outer
 from fedwan.coordinator.servicer import Servicer
 from fedwan.files import replace_bytes
 from fedwan.fragments import whole
@@ -32,6 +31,7 @@ from fedwan.link.client import GrpcLink
 from fedwan.link.rpc import ByteCounter, Stub
 from fedwan.link.server import DataPlane
 from fedwan.link.tls import Identity, now
+from fedwan.outer.step import step_outer
 from fedwan.protocol.agreement import Agreement, Claim
 from fedwan.protocol.policy import RoundPolicy
 from fedwan.protocol.registry import Registry

@@ -47,6 +47,24 @@ def test_arrows_point_from_recipes_to_the_library(start: str, forbidden: set[str
     assert found and not [path for path in found if packages_of(path) & forbidden]
 
 
+@pytest.mark.parametrize(
+    ("module", "forbidden"),
+    [
+        ("fedwan.coordinator.service", ("fedwan.site.",)),
+        ("fedwan.site.recipe", ("fedwan.coordinator.",)),
+        ("fedwan.link.client", ("fedwan.coordinator.", "fedwan.site.")),
+        ("fedwan.protocol.rounds", ("fedwan.coordinator.", "fedwan.site.")),
+    ],
+)
+def test_site_and_coordinator_meet_in_messages_alone(
+    module: str, forbidden: tuple[str, ...]
+) -> None:
+    code = f"import sys, {module}; print(*(m for m in sys.modules if m.startswith({forbidden})))"
+    words = [sys.executable, "-c", code]
+    found = subprocess.run(words, cwd=ROOT, check=True, text=True, capture_output=True)
+    assert found.stdout.split() == []
+
+
 def test_the_protocol_has_neither_io_nor_threads_nor_a_clock() -> None:
     inside = [path for path in SOURCES if path.as_posix().startswith("fedwan/protocol/")]
     outside = {"asyncio", "concurrent", "os", "pathlib", "queue", "select", "shutil", "socket"}

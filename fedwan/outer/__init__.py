@@ -1,4 +1,4 @@
-"""Outer optimisers, composed with `chain`."""
+"""Outer optimisers, composed with `chain`, and the steps that the coordinator takes with them."""
 
 from fedwan.outer.transforms import Transform, chain, delayed_nesterov, nesterov, sgd
 

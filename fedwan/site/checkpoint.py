@@ -44,9 +44,9 @@ from torch import Tensor
 from fedwan.errors import CheckpointError, SessionLost, UserError
 from fedwan.files import replace_text
 from fedwan.fragments import Fragment
+from fedwan.pieces import is_cut, local
 from fedwan.rng import lending
 from fedwan.site.background import await_queue, background_threads, queued_until_now
-from fedwan.site.group import is_cut, local
 from fedwan.site.meter import Work
 from fedwan.site.replica import Replica
 from fedwan.state import (

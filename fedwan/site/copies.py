@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedwan.config import InnerConfig
 from fedwan.optim_state import NamedOptimizers
-from fedwan.site.group import local
+from fedwan.pieces import local
 from fedwan.state import State, network_of
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedwan.codecs.base import span_values, spans
 from fedwan.errors import UserError
-from fedwan.site.group import local
+from fedwan.pieces import local
 from fedwan.state import State
 
 Marks = dict[str, tuple[int, int, int]]

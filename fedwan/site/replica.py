@@ -26,9 +26,10 @@ from fedwan.config import InnerConfig
 from fedwan.errors import UserError
 from fedwan.fragments import Fragment
 from fedwan.optim_state import NamedOptimizers, placed
+from fedwan.pieces import is_cut, is_plain, local, piece_like, reshard, whole
 from fedwan.site.copies import Copies
 from fedwan.site.frozen import check_frozen, marks_of
-from fedwan.site.group import Group, is_cut, is_plain, local, piece_like, reshard, whole
+from fedwan.site.group import Group
 from fedwan.state import (
     Layout,
     OnDemand,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwan.data.loader import map_rows
-from fedwan.site.group import reshard
+from fedwan.pieces import reshard
 from fedwan.workloads.base import Batch
 
 

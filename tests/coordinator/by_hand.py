@@ -24,11 +24,11 @@ from fedwan.coordinator.mask_keys import Masking
 from fedwan.coordinator.masked import MaskedMerger, key_streams
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.model import GlobalModel
-from fedwan.coordinator.server_step import step_outer
 from fedwan.coordinator.servicer import Servicer
 from fedwan.errors import UserError
 from fedwan.fragments import Fragmentation, strided, whole
 from fedwan.link import wire_pb2 as wire
+from fedwan.outer.step import step_outer
 from fedwan.protocol.agreement import Agreement
 from fedwan.protocol.gate import Gate
 from fedwan.protocol.policy import RoundPolicy

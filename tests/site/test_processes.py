@@ -40,9 +40,10 @@ from fedwan.config import Config
 from fedwan.errors import JOIN_FIRST, SessionLost, UserError
 from fedwan.link.loopback import LoopbackLink
 from fedwan.optim_state import NamedOptimizers
+from fedwan.pieces import local, whole
 from fedwan.site import group
 from fedwan.site.assignment import read_outcome
-from fedwan.site.group import local, open_group, whole
+from fedwan.site.group import open_group
 from fedwan.site.joining import given_membership
 from fedwan.site.recipe import take_part
 from fedwan.site.replica import Replica

@@ -14,8 +14,8 @@ from torch import Tensor
 from fedwan import outer
 from fedwan.codecs import fp32, topk2
 from fedwan.config import InnerConfig
-from fedwan.coordinator.server_step import step_outer
 from fedwan.fragments import Fragment, due_step, often, strided, whole
+from fedwan.outer.step import step_outer
 from fedwan.protocol.policy import RoundPolicy
 from fedwan.rng import NamedGenerators
 from fedwan.state import State, layout_of, state_of

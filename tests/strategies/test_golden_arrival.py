@@ -11,9 +11,9 @@ import torch
 
 from fedwan import outer
 from fedwan.codecs import fp32
-from fedwan.coordinator.server_step import StepInner, step_outer
 from fedwan.fragments import whole
 from fedwan.link.base import Link
+from fedwan.outer.step import StepInner, step_outer
 from fedwan.protocol.policy import RoundPolicy
 from fedwan.state import State
 from fedwan.strategy import Strategy

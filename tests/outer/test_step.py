@@ -13,8 +13,8 @@ import torch
 from fedwan import outer
 from fedwan.codecs import plain
 from fedwan.config import InnerConfig
-from fedwan.coordinator.server_step import MirrorInner, ServerStep, StepInner, step_outer
 from fedwan.errors import CheckpointError, ConfigError, UserError
+from fedwan.outer.step import MirrorInner, ServerStep, StepInner, step_outer
 from fedwan.state import Layout, Role, State, clone, read_tensors, write_tensors
 from tests.support import random_state, same_bits, spec
 
