@@ -12,8 +12,6 @@ from pathlib import Path
 
 STOPPED = "the run was stopped from outside"
 """Of a run that its operator has stopped."""
-JOIN_FIRST = "join first"
-"""Ends what a coordinator that was started again says to a site that it has not let in yet."""
 
 
 class FedwanError(Exception):
@@ -69,10 +67,9 @@ class LinkLost(FedwanError):
 class SessionLost(FedwanError):
     """Another process of the same site took over, or the coordinator was started anew."""
 
-    @property
-    def is_of_new_start(self) -> bool:
-        """Whether the coordinator was started again, and does not know this site yet."""
-        return str(self).endswith(JOIN_FIRST)
+
+class NotJoined(SessionLost):
+    """The coordinator was started again, and has not let this site in yet."""
 
 
 class RunStopped(FedwanError):

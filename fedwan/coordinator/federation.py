@@ -22,7 +22,7 @@ from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.records import Totals
 from fedwan.coordinator.snapshots import Snapshots
 from fedwan.coordinator.telling import Event, TellingLock
-from fedwan.errors import JOIN_FIRST, PayloadError, SessionLost
+from fedwan.errors import NotJoined, PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.output.records import SPENT
 from fedwan.protocol.agreement import Agreement
@@ -115,14 +115,14 @@ class Federation:
     def rounds(self) -> CoordinatorRounds:
         """The rounds' state, once the run has begun."""
         if self._rounds is None:
-            raise SessionLost(f"the run has not begun; {JOIN_FIRST}")
+            raise NotJoined("the run has not begun; join first")
         return self._rounds
 
     @property
     def intake(self) -> Intake:
         """Contributions on their way in, once the run has begun."""
         if self._intake is None:
-            raise SessionLost(f"the run has not begun; {JOIN_FIRST}")
+            raise NotJoined("the run has not begun; join first")
         return self._intake
 
     def passed_s(self) -> float:

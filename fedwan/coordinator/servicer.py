@@ -22,7 +22,7 @@ from google.protobuf.message import Message
 from fedwan.codecs import Payload
 from fedwan.coordinator.federation import Federation
 from fedwan.coordinator.intake import Contribution, Measures, Upload, check_proof
-from fedwan.errors import JOIN_FIRST, PayloadError, SessionLost
+from fedwan.errors import NotJoined, PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Proof, Signals
 from fedwan.link.buffer import Buffer, FileBuffer, UploadReception
@@ -98,7 +98,7 @@ class Servicer(Federation):
                 self.changed.notify_all()
                 return wire.Welcome(is_waiting=True, text=self.agreement.waits_for())
             if hello.is_bound and list(hello.held_versions) != list(rounds.versions):
-                raise SessionLost(f"site {site!r} is at other versions than the run; {JOIN_FIRST}")
+                raise NotJoined(f"site {site!r} is at other versions than the run; join first")
             is_other = self.registry.sites[site].session != hello.session
             if is_other and not self._joins[site].spend(now_s):
                 return wire.Welcome(is_waiting=True, text=_TOO_OFTEN.format(site))
@@ -124,7 +124,7 @@ class Servicer(Federation):
             raise SessionLost(f"site is of run {hello.run_id}, this is {self._run_id}")
         self.registry.check(site)
         if hello.config_sha256 != self._config_sha256:
-            raise SessionLost(f"the run was started again with other settings; {JOIN_FIRST}")
+            raise NotJoined("the run was started again with other settings; join first")
         if self.stop_text and self._rounds is None:  # else the site hears of it by a signal
             raise SessionLost(f"the run is over: {self.stop_text}")
 

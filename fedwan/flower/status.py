@@ -33,9 +33,9 @@ from fedwan.errors import (
     CheckpointError,
     DiskFull,
     FedwanError,
+    NotJoined,
     ProcessLost,
     RunStopped,
-    SessionLost,
     SiteDrained,
     UserError,
 )
@@ -134,7 +134,7 @@ class Status:
     @property
     def is_behind(self) -> bool:
         """Whether the coordinator was started again, and does not know this site yet."""
-        return self.error == SessionLost.__name__ and SessionLost(self.text).is_of_new_start
+        return self.error == NotJoined.__name__
 
     @property
     def is_killed(self) -> bool:

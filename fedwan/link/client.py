@@ -16,7 +16,7 @@ import grpc
 
 from fedwan.codecs.payload import Source
 from fedwan.config import LinkConfig
-from fedwan.errors import IdentityError, JoinRefused, SiteDrained, SiteEjected
+from fedwan.errors import IdentityError, JoinRefused, NotJoined, SiteDrained, SiteEjected
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.admission import Renewable
 from fedwan.link.base import Delivery, Signals
@@ -235,9 +235,10 @@ class _ControlStream:
                 if self._closing.is_set():
                     return
                 if error.code() in FINAL:
-                    if not issubclass(FINAL[error.code()], SiteDrained | SiteEjected):
-                        kind, text = wire.CoordinatorSignal.GONE, str(error.details())
-                        self.signals.put(wire.CoordinatorSignal(kind=kind, text=text))
+                    if not issubclass(kind := FINAL[error.code()], SiteDrained | SiteEjected):
+                        of = wire.CoordinatorSignal
+                        lost = of.NOT_JOINED if kind is NotJoined else of.GONE
+                        self.signals.put(of(kind=lost, text=str(error.details())))
                     return  # the next call tells who was drained or ejected
                 log.debug("control stream broke: %s", error)
             self._closing.wait(REDIAL_S)

@@ -24,6 +24,7 @@ from fedwan.errors import (
     FedwanError,
     IdentityError,
     LinkLost,
+    NotJoined,
     PayloadError,
     SessionLost,
     SiteDrained,
@@ -263,6 +264,7 @@ _PASSING = {
 }
 FINAL: dict[grpc.StatusCode, type[FedwanError]] = {
     Code.UNAUTHENTICATED: IdentityError,
+    Code.NOT_FOUND: NotJoined,
     Code.FAILED_PRECONDITION: SessionLost,
     Code.ABORTED: SiteDrained,
     Code.PERMISSION_DENIED: SiteEjected,

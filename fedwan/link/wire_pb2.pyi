@@ -144,11 +144,13 @@ class CoordinatorSignal(_message.Message):
         STOP: _ClassVar[CoordinatorSignal.Kind]
         SEND_INITIAL: _ClassVar[CoordinatorSignal.Kind]
         GONE: _ClassVar[CoordinatorSignal.Kind]
+        NOT_JOINED: _ClassVar[CoordinatorSignal.Kind]
     HEARTBEAT: CoordinatorSignal.Kind
     EVALUATE: CoordinatorSignal.Kind
     STOP: CoordinatorSignal.Kind
     SEND_INITIAL: CoordinatorSignal.Kind
     GONE: CoordinatorSignal.Kind
+    NOT_JOINED: CoordinatorSignal.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]

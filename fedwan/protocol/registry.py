@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from fedwan.errors import (
-    JOIN_FIRST,
     FedwanError,
+    NotJoined,
     PayloadError,
     SessionLost,
     SiteDrained,
@@ -139,7 +139,7 @@ class Registry:
         # To a session of another run nothing is said that would end its site for good.
         site = self.sites.get(name)
         if site is None or not site.session:
-            raise SessionLost(f"site {name!r} has not joined this run; {JOIN_FIRST}")
+            raise NotJoined(f"site {name!r} has not joined this run; join first")
         if session is not None and site.session != session:
             raise SessionLost(f"this session of {name} was replaced or never joined; join again")
         self.check(name)

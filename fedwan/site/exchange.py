@@ -29,7 +29,7 @@ from functools import partial
 from typing import cast
 
 from fedwan.codecs import Payload
-from fedwan.errors import FedwanError, PayloadError, SessionLost, UserError
+from fedwan.errors import FedwanError, NotJoined, PayloadError, SessionLost, UserError
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
@@ -234,7 +234,7 @@ class Exchange:
         would go on without this site, or steps in flight are lost with a process as well, it starts
         over from the global weights. Else the error is raised.
         """
-        if not lost.is_of_new_start or self._place.is_behind:
+        if not isinstance(lost, NotJoined) or self._place.is_behind:
             raise lost
         place, flights = self._place, list(self._flights.values())
         self._in_vain.set()

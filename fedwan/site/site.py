@@ -29,7 +29,7 @@ from torch import Tensor
 from fedwan.app import complete, load_strategy, sources
 from fedwan.codecs.masked import check_maskable
 from fedwan.config import Config, hash_config, site_names
-from fedwan.errors import LinkLost, RunStopped, SessionLost, UserError, WireError
+from fedwan.errors import LinkLost, NotJoined, RunStopped, SessionLost, UserError, WireError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
 from fedwan.link.client import HEARTBEAT_S
@@ -382,8 +382,8 @@ class Site:
                 self._open_run()
             elif signal.kind == kinds.STOP:
                 self._stop(signal)
-            elif signal.kind == kinds.GONE:
-                raise SessionLost(signal.text)
+            elif signal.kind in (kinds.GONE, kinds.NOT_JOINED):
+                raise (SessionLost if signal.kind == kinds.GONE else NotJoined)(signal.text)
         return self._is_stopped
 
     def _next_signal(self, wait_s: float) -> wire.CoordinatorSignal | None:

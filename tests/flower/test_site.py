@@ -14,7 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from fedwan.errors import ConfigError, DiskFull, IdentityError, RunStopped, SessionLost
+from fedwan.errors import ConfigError, DiskFull, IdentityError, NotJoined, RunStopped, SessionLost
 from fedwan.flower import site
 from fedwan.flower.site import _Supervisor, serve_site
 from fedwan.flower.site_file import VARIABLE, SiteData, SiteFile, given_site, load_site
@@ -108,7 +108,7 @@ def test_a_site_s_log_tells_of_the_run_how_its_script_failed_and_where_its_log_i
         joined = replace(begun, run="r1 (gan, diloco)")
         failed = replace(joined, text="at step 8: ValueError: no; it is started again")
         done = joined.ended(None)
-        lost = joined.ended(SessionLost("site 's1' has not joined this run; join first"))
+        lost = joined.ended(NotJoined("site 's1' has not joined this run; join first"))
         other = joined.ended(SessionLost("this session of s1 was replaced; join again"))
         stopped = joined.ended(RunStopped("too few"))
         for status in (begun, joined, joined, failed, lost, other, done, stopped):

@@ -7,7 +7,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fedwan.errors import DiskFull, FedwanError, IdentityError, LinkLost, PayloadError, SessionLost
+from fedwan.errors import (
+    DiskFull,
+    FedwanError,
+    IdentityError,
+    LinkLost,
+    NotJoined,
+    PayloadError,
+    SessionLost,
+)
 from fedwan.link import rpc
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.rpc import LONGEST_WAIT_S, MAX_MESSAGE_BYTES, Patience, code_of
@@ -46,6 +54,7 @@ def test_waits_double_up_to_a_limit_and_end_with_patience(slept: list[float]) ->
     [
         (Code.UNAUTHENTICATED, "why", 0, IdentityError),
         (Code.FAILED_PRECONDITION, "why", 0, SessionLost),
+        (Code.NOT_FOUND, "why", 0, NotJoined),
         (Code.INVALID_ARGUMENT, "why", 0, PayloadError),
         (Code.UNIMPLEMENTED, "why", 0, LinkLost),
         (Code.INVALID_ARGUMENT, DAMAGED, 3, PayloadError),

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import zstandard
 
+from fedwan.config import LinkConfig
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.framing import Chunk, Part, plain
 from fedwan.link.rpc import SERVICE, Stub
@@ -22,6 +23,7 @@ from fedwan.protocol.agreement import Claim
 from tests.planes import (
     RUN,
     Bench,
+    await_control,
     dialling,
     header_of,
     in_thread,
@@ -108,7 +110,7 @@ def test_uploads_that_no_honest_site_makes_are_refused_with_the_reason(setting: 
         assert "began without its header" in text
     with stub_of(setting.plane.port, setting.identities / "s3") as stub:
         call = lambda: stub.Upload(iter([Part(header(), None)]))  # noqa: E731
-        assert "has not joined this run" in refused(Code.FAILED_PRECONDITION, call)
+        assert "has not joined this run" in refused(Code.NOT_FOUND, call)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     receipt = setting.upload(Part(header(num_bytes=10 * 10**12), None))
     assert receipt.status == wire.Receipt.REJECTED
@@ -225,3 +227,21 @@ def test_others_go_on_while_a_join_is_read(
     assert joining.is_running()
     go_on.set()
     joining()
+
+
+def test_a_site_hears_at_once_that_a_coordinator_was_started_again(
+    tmp_path: Path, identities: Path
+) -> None:
+    """In the middle of its steps, when it has nothing to send."""
+    before, after = Bench(tmp_path / "before"), Bench(tmp_path / "after")
+    with serving(before.hub, identities) as plane:
+        port = plane.port
+        with dialling(port, identities / "s1") as link:
+            link.join(before.hello("s1"))
+            await_control(before, link, "s1")
+            plane.stop(0.1)
+            config = LinkConfig(listen=f"127.0.0.1:{port}")
+            with serving(after.hub, identities, config):
+                signal = link.signals.get(timeout=30.0)
+    assert signal.kind == wire.CoordinatorSignal.NOT_JOINED
+    assert signal.text == "site 's1' has not joined this run; join first"

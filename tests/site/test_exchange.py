@@ -16,7 +16,7 @@ from torch import nn
 
 from fedwan.codecs import fp32
 from fedwan.config import InnerConfig
-from fedwan.errors import JOIN_FIRST, FedwanError, PayloadError, SessionLost
+from fedwan.errors import FedwanError, NotJoined, PayloadError
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
@@ -142,7 +142,7 @@ def exchange_of(place: dict[str, Any], **more: Any) -> Any:
     return exchange
 
 
-LOST = SessionLost(f"site 's1' has not joined; {JOIN_FIRST}")
+LOST = NotJoined("site 's1' has not joined; join first")
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from torch.utils._pytree import tree_leaves
 import fedwan
 from fedwan.app import load_run
 from fedwan.config import Config
-from fedwan.errors import JOIN_FIRST, SessionLost, UserError
+from fedwan.errors import NotJoined, UserError
 from fedwan.link.loopback import LoopbackLink
 from fedwan.optim_state import NamedOptimizers
 from fedwan.pieces import local, whole
@@ -316,7 +316,7 @@ def forgotten_at(call: str) -> Any:
 
     def told(self: Any, *args: Any) -> Any:
         if next(times) == 2:
-            raise SessionLost(f"site 's1' has not joined this run; {JOIN_FIRST}")
+            raise NotJoined("site 's1' has not joined this run; join first")
         return real(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:
