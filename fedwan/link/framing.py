@@ -22,7 +22,7 @@ from blake3 import blake3
 from google.protobuf.message import DecodeError
 
 from fedwan.codecs.payload import Bytes
-from fedwan.errors import PayloadError
+from fedwan.errors import Damaged, PayloadError
 from fedwan.link import wire_pb2 as wire
 
 H = TypeVar("H", wire.UploadHeader, wire.DownloadHeader)
@@ -127,7 +127,7 @@ def unpack(chunk: Chunk, most_bytes: int) -> Bytes:
     `most_bytes`, which are not even allocated.
     """
     if xxhash.xxh3_64_intdigest(chunk.data) != chunk.checksum:
-        raise PayloadError(f"chunk at {chunk.offset} was damaged on the way; resume the run")
+        raise Damaged(f"chunk at {chunk.offset} was damaged on the way; resume the run")
     if not chunk.raw_bytes:
         return chunk.data
     if not hasattr(_local, "decompressor"):

@@ -20,6 +20,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from fedwan.errors import (
+    Damaged,
     DiskFull,
     FedwanError,
     IdentityError,
@@ -274,7 +275,8 @@ FINAL: dict[grpc.StatusCode, type[FedwanError]] = {
 
 def code_of(error: FedwanError) -> grpc.StatusCode:
     """The status that tells a site of an error."""
-    kinds = {Code.INVALID_ARGUMENT: PayloadError, Code.RESOURCE_EXHAUSTED: DiskFull} | FINAL
+    kinds = {Code.DATA_LOSS: Damaged, Code.INVALID_ARGUMENT: PayloadError}
+    kinds |= {Code.RESOURCE_EXHAUSTED: DiskFull} | FINAL
     return next(
         (code for code, kind in kinds.items() if isinstance(error, kind)), Code.FAILED_PRECONDITION
     )
@@ -316,7 +318,7 @@ class Patience:
     def spoilt(self, error: PayloadError) -> None:
         """What came cannot be used: raise that, but for damage, which another attempt may mend."""
         self._damaged += 1
-        if "damaged" not in str(error) or self._damaged > MAX_DAMAGED:
+        if not isinstance(error, Damaged) or self._damaged > MAX_DAMAGED:
             raise error from None
 
     def failed(self, error: grpc.RpcError) -> None:
@@ -328,8 +330,8 @@ class Patience:
             raise FINAL[code](text) from None
         if code is Code.RESOURCE_EXHAUSTED and "larger than max" in text:
             raise PayloadError(f"too much for one message: {text}")
-        if code is Code.INVALID_ARGUMENT:
-            self.spoilt(PayloadError(text))
+        if code in (Code.DATA_LOSS, Code.INVALID_ARGUMENT):
+            self.spoilt((Damaged if code is Code.DATA_LOSS else PayloadError)(text))
         elif code not in _PASSING:
             raise LinkLost(f"the coordinator at {self._address} answers {code.name}: {text}")
         now_s = time.monotonic()

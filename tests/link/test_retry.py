@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from fedwan.errors import (
+    Damaged,
     DiskFull,
     FedwanError,
     IdentityError,
@@ -57,7 +58,7 @@ def test_waits_double_up_to_a_limit_and_end_with_patience(slept: list[float]) ->
         (Code.NOT_FOUND, "why", 0, NotJoined),
         (Code.INVALID_ARGUMENT, "why", 0, PayloadError),
         (Code.UNIMPLEMENTED, "why", 0, LinkLost),
-        (Code.INVALID_ARGUMENT, DAMAGED, 3, PayloadError),
+        (Code.DATA_LOSS, DAMAGED, 3, Damaged),
     ],
 )
 def test_what_cannot_pass_is_raised_at_once_and_damage_after_three_attempts(
