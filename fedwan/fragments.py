@@ -28,12 +28,12 @@ class Fragment:
     """What it holds, in name order."""
     offset: int = 0
     """Steps by which its uploads are shifted in the schedule, below H."""
-    times: int = 1
+    per_round: int = 1
     """Times that it travels in a round; the first fragment of a model travels once."""
 
     def steps(self, h: int) -> int:
         """Steps between two of its uploads, where a round takes `h`."""
-        return h // self.times
+        return h // self.per_round
 
     @property
     def num_bytes(self) -> int:
@@ -87,7 +87,7 @@ def often(times: Mapping[str, int], rest: Fragmentation) -> Fragmentation:
         fragments = list(rest(slow))
         for count in sorted(set(times.values())):
             part = {n: spec for n, spec in layout.items() if times.get(network_of(n)) == count}
-            fragments.append(Fragment(len(fragments), dict(sorted(part.items())), times=count))
+            fragments.append(Fragment(len(fragments), dict(sorted(part.items())), per_round=count))
         return tuple(fragments)
 
     return cut
@@ -142,7 +142,7 @@ def next_due(
     that waits for the update of another fragment. Beyond the last round, where sites keep their own
     pace, all have one to come.
     """
-    to_come = [f for f in fragments if versions[f.index] < num_rounds * f.times]
+    to_come = [f for f in fragments if versions[f.index] < num_rounds * f.per_round]
 
     def due(fragment: Fragment) -> tuple[int, int]:
         return due_step(fragment, versions[fragment.index], h, num_rounds * h), fragment.index
@@ -153,7 +153,7 @@ def next_due(
 def rounds_done(fragments: Iterable[Fragment], versions: Iterable[int]) -> int:
     """Whole rounds that every fragment has had."""
     pairs = zip(fragments, versions, strict=True)
-    return min(version // fragment.times for fragment, version in pairs)
+    return min(version // fragment.per_round for fragment, version in pairs)
 
 
 def reached_step(
@@ -168,6 +168,6 @@ def reached_step(
     to_come = [
         due_step(fragment, version, h, num_steps)
         for fragment, version in held
-        if version < num_steps // h * fragment.times
+        if version < num_steps // h * fragment.per_round
     ]
     return min([latest, *(step - 1 for step in to_come)])

@@ -31,7 +31,7 @@ def test_a_site_stands_where_its_latest_version_was_due_and_before_what_it_still
     assert reached_step(fragments, [3, 3, 3], 6, 18) == 18
     # A snapshot between two updates that are due after the same step.
     assert reached_step(fragments, [3, 3, 2], 6, 18) == 17
-    both = [Fragment(0, {}), Fragment(1, {}, times=3)]
+    both = [Fragment(0, {}), Fragment(1, {}, per_round=3)]
     assert reached_step(both, [1, 2], 6, 18) == 5
     assert reached_step(both, [1, 3], 6, 18) == 6
     assert reached_step(both, [1, 4], 6, 18) == 8
@@ -49,14 +49,14 @@ def test_rounds_are_taken_in_the_order_in_which_sites_send(
 ) -> None:
     h = 6 * share
     fragments = [Fragment(index, {}, index * h // count) for index in range(count)]
-    fragments += [Fragment(count + i, {}, times=k) for i, k in enumerate(times)]
+    fragments += [Fragment(count + i, {}, per_round=k) for i, k in enumerate(times)]
     versions, order = [0] * len(fragments), []
-    while any(v < rounds * f.times for f, v in zip(fragments, versions, strict=True)):
+    while any(v < rounds * f.per_round for f, v in zip(fragments, versions, strict=True)):
         chosen = next_due(fragments, versions, h, rounds)
         order.append(due_step(chosen, versions[chosen.index], h, rounds * h))
         versions[chosen.index] += 1
     assert order == sorted(order)
-    assert versions == [rounds * f.times for f in fragments]
+    assert versions == [rounds * f.per_round for f in fragments]
     assert rounds_done(fragments, versions) == rounds
     assert next_due(fragments[:1], [rounds], h, rounds) is fragments[0]
 
@@ -64,7 +64,11 @@ def test_rounds_are_taken_in_the_order_in_which_sites_send(
 def test_networks_that_travel_often_are_fragments_of_their_own() -> None:
     layout = layout_of({n: deep(4) for n in ("generator", "discriminator", "critic")})
     fragments = often({"discriminator": 4, "critic": 4}, strided(2, 8))(layout)
-    assert [(f.index, f.offset, f.times) for f in fragments] == [(0, 0, 1), (1, 4, 1), (2, 0, 4)]
+    assert [(f.index, f.offset, f.per_round) for f in fragments] == [
+        (0, 0, 1),
+        (1, 4, 1),
+        (2, 0, 4),
+    ]
     assert {network_of(name) for f in fragments[:2] for name in f.layout} == {"generator"}
     assert {network_of(name) for name in fragments[2].layout} == {"discriminator", "critic"}
     assert sorted(n for f in fragments for n in f.layout) == list(layout)

@@ -126,7 +126,7 @@ def test_on_arrival_two_sites_must_be_live_unless_the_user_says_otherwise() -> N
 def test_a_network_s_own_h_says_how_often_it_travels(h: int, times: list[int]) -> None:
     config = load_run(None, f"{GAN}.discriminator.h={h}".split())
     layout = {"discriminator/a": spec((2,)), "generator/a": spec((2,))}
-    assert [fragment.times for fragment in cut(config)(layout)] == times
+    assert [fragment.per_round for fragment in cut(config)(layout)] == times
 
 
 def test_patterns_of_what_stays_at_sites_are_read_back_as_they_were_written(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ class MaskedMerger:
 
 def _files(folder: Path, fragment: Fragment) -> list[Path]:
     """For its sums of two rounds, in turn: the newest checkpoint may give way to the other."""
-    return [folder / f"{fragment.index}-{at}.safetensors" for at in range(2 * fragment.times)]
+    return [folder / f"{fragment.index}-{at}.safetensors" for at in range(2 * fragment.per_round)]
 
 
 def saved_sums(

@@ -318,7 +318,7 @@ class CoordinatedRun:
             fragment,
             merged,
             round_.samples,
-            rounds.times(),
+            rounds.counts_as(),
             rounds.run_step,
             alone=sites[0] if self._is_plain and len(sites) == 1 else "",
         )

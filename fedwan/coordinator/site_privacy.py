@@ -32,7 +32,7 @@ class SitePrivacy(Spending):
     def __init__(self, config: Config, layout: Layout, fragments: Sequence[Fragment]) -> None:
         """Of a resolved configuration; a `ConfigError` for what noise does not cover."""
         require_parameters(layout)
-        versions = config.steps // config.h * sum(fragment.times for fragment in fragments)
+        versions = config.steps // config.h * sum(fragment.per_round for fragment in fragments)
         super().__init__(config.privacy, config.num_sites, "sites", 1.0, versions)
         self._num_sites = config.num_sites
 

@@ -231,7 +231,7 @@ class VirtualRun:
         return sorted(
             (due_step(f, version, self.h, self.num_steps), f.index, version)
             for f in self.fragments
-            for version in range(self._num_rounds * f.times)
+            for version in range(self._num_rounds * f.per_round)
         )
 
     def arrive(self, key: Key) -> None:

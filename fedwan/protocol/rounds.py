@@ -74,7 +74,7 @@ class Rounds(Generic[C, U]):
         self.updates: Updates[U] = Updates(fragments, keeps_past=strategy.policy.leaves_behind)
         self._batch = batch
         self._paces = Paces(strategy.h, strategy.least_steps, len(fragments))
-        self._times = [RoundTimes() for _ in fragments]
+        self._durations = [RoundTimes() for _ in fragments]
         self._whole: list[dict[tuple[int, str], C]] = [{} for _ in fragments]
         """By version and site, in the order in which they became whole."""
         self._closed: dict[int, Sequence[Merge[C]]] = {}
@@ -94,7 +94,7 @@ class Rounds(Generic[C, U]):
 
     def nominal_of(self, fragment: int) -> int:
         """Samples behind a contribution of weight 1."""
-        return self.nominal // self._fragments[fragment].times
+        return self.nominal // self._fragments[fragment].per_round
 
     # Progress ------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class Rounds(Generic[C, U]):
     def announce(self, key: Key, now_s: float) -> None:
         """A wanted contribution is on its way: its site holds the update before it."""
         fragment, version, site = key
-        self._times[fragment].announce(version, site, now_s)
+        self._durations[fragment].announce(version, site, now_s)
         self.updates.note_holder(fragment, version, site, self.awaited)
 
     def note_dropped(self, key: Key, work: wire.Work, now_s: float) -> bool:
@@ -207,7 +207,7 @@ class Rounds(Generic[C, U]):
         if self.is_merged(key) or key in self._left or is_last or self.is_over:
             return False
         self._drop(key)
-        self._times[key.fragment].arrive(key.version, key.site, now_s)
+        self._durations[key.fragment].arrive(key.version, key.site, now_s)
         try:
             self.check(key, work)
         except PayloadError:
@@ -223,7 +223,7 @@ class Rounds(Generic[C, U]):
         """A wanted contribution is whole and checked."""
         fragment, version, site = key
         self._whole[fragment][version, site] = contribution
-        self._times[fragment].arrive(version, site, now_s)
+        self._durations[fragment].arrive(version, site, now_s)
         present = self.round
         if present and (present.fragment.index, present.version) == (fragment, version):
             if not present.is_closed:
@@ -309,7 +309,7 @@ class Rounds(Generic[C, U]):
             policy = policy._replace(num_sites=max(policy.quorum, num_sites - hopeless))
         index = present.fragment.index
         elapsed_s = now_s - present.began_s
-        past_s, idle_s = self._times[index].past_s, now_s - moved_s
+        past_s, idle_s = self._durations[index].past_s, now_s - moved_s
         verdict = policy.decide(num_arrived, elapsed_s, past_s, present.version, num_live, idle_s)
         keys = present.take(closes=verdict == "close")
         merges = [self._merge(present, version, site) for version, site in keys]
@@ -317,7 +317,7 @@ class Rounds(Generic[C, U]):
         if verdict == "close":
             present.is_closed = True
             if not present.is_on_arrival:
-                self._times[index].close(present.version, present.began_s, present.last_s)
+                self._durations[index].close(present.version, present.began_s, present.last_s)
             self.updates.close(index)
         return verdict, merges
 
@@ -338,7 +338,7 @@ class Rounds(Generic[C, U]):
         present = self.present
         if not self._policy.leaves_behind:
             return math.inf
-        past_s = self._times[present.fragment.index].past_s
+        past_s = self._durations[present.fragment.index].past_s
         return present.began_s + self._policy.deadline_s(past_s)
 
     def is_idle(self, num_live: int) -> bool:
@@ -349,7 +349,7 @@ class Rounds(Generic[C, U]):
         lacking = present.lacking()
         return bool(lacking) if present.is_held else present.waiting[:1] == lacking[:1]
 
-    def times(self) -> int:
+    def counts_as(self) -> int:
         """As how many contributions the round's mean is taken by optimisers that count them."""
         is_warmup = self._policy.arrivals_from is not None and not self.present.is_on_arrival
         return len(self.awaited) if is_warmup else 1
@@ -441,13 +441,16 @@ class Rounds(Generic[C, U]):
         if present is None or present.is_on_arrival or not (speed := self._paces.usual()):
             return 0
         index, h = present.fragment.index, self._strategy.h
-        sent_s = self._times[index].sent_s(present.version, present.began_s, now_s)
+        sent_s = self._durations[index].sent_s(present.version, present.began_s, now_s)
         if sent_s is None:
             return 0
         due = due_step(present.fragment, present.version, h, self._num_versions * h)
         most = min(self._strategy.overlap.tau, present.fragment.steps(h) - 1)
         step = due + min(most, math.floor((now_s - sent_s) * speed))
-        own, until_s = self._paces.of(site), self.deadline_s() - self._times[index].travel_s(site)
+        own, until_s = (
+            self._paces.of(site),
+            self.deadline_s() - self._durations[index].travel_s(site),
+        )
         if own < speed or until_s < sent_s:
             can = math.floor(max(0.0, min(sent_s, until_s) - now_s) * min(own, speed))
             step = max(step, due - max(1, can))

@@ -39,7 +39,7 @@ from fedwan.site.background import (
     background_threads,
     queued_until_now,
 )
-from fedwan.site.flight import Anew, Astray, Flight, Over, Refused
+from fedwan.site.flight import Anew, CannotMerge, Flight, Over, Refused
 from fedwan.site.meter import Work
 from fedwan.site.place import Place
 from fedwan.site.stub import is_here, is_merged, is_superseded
@@ -58,7 +58,7 @@ def _fail(error: Exception) -> None:
 
 def _check_wanted(in_vain: threading.Event) -> None:
     if in_vain.is_set():
-        raise Astray
+        raise CannotMerge
 
 
 class Exchange:
@@ -98,9 +98,9 @@ class Exchange:
         """Set once nobody wants any more what was asked until then."""
         count = len(place.fragments)
         self._device = self._replica.device
-        self._flyers = background_threads(count, "flight", self._device)
+        self._senders = background_threads(count, "flight", self._device)
         # One more than there are fragments: a question that was given up may still be waiting.
-        self._askers = background_threads(count + 1, "update")
+        self._fetchers = background_threads(count + 1, "update")
         # One at a time: two would only share the memory's bandwidth.
         self._encoder = background_threads(1, "encode", self._device)
 
@@ -190,7 +190,7 @@ class Exchange:
                     self._has_moved = True
                     place.start_over(anew)
                     step = place.reached(place.versions)
-            except Astray as error:
+            except CannotMerge as error:
                 anew = self._give_up(error)
             except SessionLost as error:
                 versions = self._rejoin(error, must_start_over=anew is not None)
@@ -198,9 +198,9 @@ class Exchange:
                     held = place.go_back([None] * len(versions), versions)
                     anew = anew._replace(held=held)
                 elif versions:
-                    anew = self._give_up(Astray(), versions)
+                    anew = self._give_up(CannotMerge(), versions)
                 else:
-                    go = partial(self._travel_again, step)
+                    go = partial(self._send_again, step)
             except Over:  # the step loop ends by itself
                 return step
             else:
@@ -211,7 +211,7 @@ class Exchange:
         is_last = step >= self._place.num_steps
         if self._tau:
             for flight in flights:
-                self._take_off(flight)
+                self._start_overlapped(flight)
         else:
             self._send(flights)
         for flight in flights:
@@ -238,7 +238,7 @@ class Exchange:
             raise lost
         place, flights = self._place, list(self._flights.values())
         self._in_vain.set()
-        self._group.lead(self._ground)
+        self._group.lead(self._await_in_flight)
         self._in_vain = threading.Event()
         versions = self._join_anew(not self._can_start_over)
         # Who has followed updates since a contribution left has another Δ by now.
@@ -250,11 +250,11 @@ class Exchange:
             raise lost
         return versions
 
-    def _travel_again(self, step: int) -> None:
+    def _send_again(self, step: int) -> None:
         """Have what was on its way to a coordinator leave once more, for its successor."""
         # Others may have made a version of this one's number once more, without this site.
         if self._can_start_over and not self._place.holds_present():
-            raise Astray
+            raise CannotMerge
         flights = list(self._flights.values())
         for flight in flights:
             if flight.is_taken:
@@ -290,7 +290,7 @@ class Exchange:
         if self._group.rank:
             return None
         heed = partial(_check_wanted, self._in_vain)
-        return self._askers.submit(self._stub.fetch_update, fragment.index, version, heed)
+        return self._fetchers.submit(self._stub.fetch_update, fragment.index, version, heed)
 
     def _send(self, flights: Sequence[Flight]) -> None:
         """Encode all that is due, save, and send.
@@ -354,7 +354,7 @@ class Exchange:
         finally:
             self._place.checkpoints.settle()  # whose error says more
 
-    def _take_off(self, flight: Flight) -> None:
+    def _start_overlapped(self, flight: Flight) -> None:
         """Take Δ, and leave the rest to a thread of rank 0."""
         fragment = flight.part
         self._flights[fragment.index] = flight
@@ -369,9 +369,13 @@ class Exchange:
             self._place.checkpoints.save(flight.version + 1, ledger)
         if self._group.rank == 0:
             taken = queued_until_now(self._device)
-            flight.update = self._flyers.submit(self._fly, flight, taken, self._in_vain)
+            flight.update = self._senders.submit(
+                self._send_overlapped, flight, taken, self._in_vain
+            )
 
-    def _fly(self, flight: Flight, taken: Callable[[], None], in_vain: threading.Event) -> Delivery:
+    def _send_overlapped(
+        self, flight: Flight, taken: Callable[[], None], in_vain: threading.Event
+    ) -> Delivery:
         """In a thread: encode and send, fetch the update, and advance if there is one process."""
         layout = flight.part.layout
         up = self._place.seal(flight.part, flight.header, flight.weights_sha256)
@@ -421,7 +425,7 @@ class Exchange:
             flight.is_late = True
             if self._place.keeps_pace:
                 self._place.checkpoints.drop(version + 1)
-                raise Astray
+                raise CannotMerge
 
     # Landing -------------------------------------------------------------------------------
 
@@ -434,7 +438,7 @@ class Exchange:
         if self._place.is_behind:
             header = self._place.catch_up()
             if self._place.versions[index] != flight.version + 1:
-                raise Astray
+                raise CannotMerge
             return header
 
         def heed() -> None:
@@ -466,7 +470,7 @@ class Exchange:
 
     def _advance(self, fragment: Fragment, update: Delivery) -> None:
         if is_superseded(update):
-            raise Astray
+            raise CannotMerge
         assert update.payload is not None
         replica, down = self._replica, self._strategy.down
         if self._place.is_mirrored:
@@ -506,14 +510,14 @@ class Exchange:
             self._place.owe(fragment)
             self._place.keep(fragment)
 
-    def _give_up(self, error: Astray, versions: Sequence[int] = ()) -> Anew:
+    def _give_up(self, error: CannotMerge, versions: Sequence[int] = ()) -> Anew:
         """Give up what is in flight; what to start over with.
 
         `versions`: of a coordinator that was started again, maybe earlier ones than this site's.
         """
         place = self._place
         self._in_vain.set()
-        held, refusal = self._group.lead(self._ground)
+        held, refusal = self._group.lead(self._await_in_flight)
         if versions:
             held = place.go_back(held, versions)
         self._in_vain = threading.Event()
@@ -538,7 +542,7 @@ class Exchange:
         self._flights.clear()
         return Anew(refusal is not None, held, unpaid)
 
-    def _ground(self) -> tuple[list[int | None], Refused | None]:
+    def _await_in_flight(self) -> tuple[list[int | None], Refused | None]:
         """Wait for what is in the air; a call of it in which nothing moves ends by itself.
 
         The versions of the global weights then, as what has come has moved them, and a refusal.
@@ -552,7 +556,7 @@ class Exchange:
                     held[flight.fragment.index] = update.header.version
             except Refused as error:
                 refusal = error
-            except (Astray, SessionLost):
+            except (CannotMerge, SessionLost):
                 pass
         return held, refusal
 
@@ -560,11 +564,11 @@ class Exchange:
         """The run is complete: hold the weights that it ended with."""
         place = self._place
         if place.keeps_pace or place.reached(place.versions) < place.num_steps:
-            self._try(partial(_fail, Astray()), place.num_steps)
+            self._try(partial(_fail, CannotMerge()), place.num_steps)
 
     def close(self) -> None:
         """Give up what is still on its way; threads end when their present call does."""
         self._in_vain.set()
-        for threads in (self._flyers, self._askers):
+        for threads in (self._senders, self._fetchers):
             threads.shutdown(wait=False, cancel_futures=True)
         self._encoder.shutdown(wait=False)  # who reads what it encodes must not wait for ever

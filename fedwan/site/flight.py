@@ -15,11 +15,11 @@ from fedwan.site.meter import Work
 from fedwan.state import State
 
 
-class Astray(FedwanError):
+class CannotMerge(FedwanError):
     """This site's steps cannot be merged: it must start over from the global weights."""
 
 
-class Refused(Astray):
+class Refused(CannotMerge):
     """What it sent is not late, but cannot be used; the text says why."""
 
 

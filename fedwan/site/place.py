@@ -96,7 +96,7 @@ class Place:
             version = self.versions[index] + (index in landing)
             is_free = index in landing or index not in flying
             # A site that starts over near the end may hold some fragments' last versions.
-            is_to_come = version < rounds * fragment.times
+            is_to_come = version < rounds * fragment.per_round
             return is_free and is_to_come and step == due_step(fragment, version, h, self.num_steps)
 
         return [fragment for fragment in self.fragments if due(fragment)]

@@ -235,7 +235,9 @@ class RunByHand:
             last = rounds.begin(self.now_s)
         if (last.is_closed or self._gather(rounds, last)) and (merged := self._merged(last, model)):
             fragment, version = last.fragment, last.version + 1
-            payload = model.commit(fragment, merged, last.samples, rounds.times(), rounds.run_step)
+            payload = model.commit(
+                fragment, merged, last.samples, rounds.counts_as(), rounds.run_step
+            )
             self.hub.publish(payload)
             assert rounds.versions == model.versions and rounds.versions[fragment.index] == version
             assert all(bool(value.isfinite().all()) for value in model.state.values())

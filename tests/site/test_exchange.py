@@ -23,7 +23,7 @@ from fedwan.link.base import Delivery
 from fedwan.site import checkpoint, exchange
 from fedwan.site.checkpoint import Residuals
 from fedwan.site.exchange import Exchange
-from fedwan.site.flight import Anew, Astray, Flight, Refused
+from fedwan.site.flight import Anew, CannotMerge, Flight, Refused
 from fedwan.site.group import Group
 from fedwan.site.meter import Work
 from fedwan.site.replica import Replica, evaluating
@@ -178,7 +178,7 @@ def test_what_was_merged_and_its_receipt_is_late_is_paid_at_a_pace_of_its_own_to
     checkpoints = SimpleNamespace(drop=dropped.append)
     place = {"versions": [3], "checkpoints": checkpoints, "note_others": told.append}
     exchange = exchange_of(place, _flights={0: flight}, _residuals=owed)
-    with pytest.raises(Astray) as error:
+    with pytest.raises(CannotMerge) as error:
         exchange._settle(flight, wire.Receipt(status=wire.Receipt.STALE))
     assert dropped == [4], "nobody sends it again"
     version, debt = exchange._give_up(error.value).unpaid[0]

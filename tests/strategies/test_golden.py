@@ -101,7 +101,7 @@ def reference(
                     local.copy_(overlap.alpha * local + (1 - overlap.alpha) * new)
 
     def tau_of(fragment: Fragment) -> int:
-        return min(overlap.tau, H // fragment.times - 1)
+        return min(overlap.tau, H // fragment.per_round - 1)
 
     versions = [0] * len(fragments)
     for step in range(1, STEPS + 1):
@@ -119,7 +119,7 @@ def reference(
                     land(fragment, is_last)
                 else:
                     landing.setdefault(step + tau_of(fragment), []).append(fragment)
-    assert versions == [STEPS // H * fragment.times for fragment in fragments]
+    assert versions == [STEPS // H * fragment.per_round for fragment in fragments]
     return theta
 
 
