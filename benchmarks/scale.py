@@ -138,7 +138,7 @@ class Host:
         for version in range(self._num_rounds):
             work = wire.Work(step=version + 1, steps=1, samples=1)
             header = wire.UploadHeader(version=version, work=work)
-            receipt = stub.send_contribution(self._payload, header)
+            receipt = stub.upload(self._payload, header)
             if receipt.status != wire.Receipt.ACCEPTED:
                 raise RuntimeError(f"{name}'s contribution was not accepted: {receipt}")
             if stub.fetch_update(0, version + 1, lambda: None).payload is None:

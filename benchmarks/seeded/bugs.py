@@ -119,7 +119,7 @@ def _(save):
     return later
 
 
-@_bug(AFTER_SENDING, CoordinatorStub, "send_contribution")
+@_bug(AFTER_SENDING, CoordinatorStub, "upload")
 def _(send):
     def late(self, *args, **kwargs):
         receipt = send(self, *args, **kwargs)

@@ -47,8 +47,8 @@ class LoopbackLink:
         self._hub.heard(self._site, wire.SiteSignal(session=self._session, step=step))
 
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
-        header.chunk_bytes = CHUNK_BYTES
         header.session = self._session
+        header.chunk_bytes, header.num_bytes = CHUNK_BYTES, payload.num_bytes
         reception = self._hub.open_upload(self._site, header)
         if isinstance(reception, wire.Receipt):
             return reception

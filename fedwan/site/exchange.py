@@ -350,7 +350,7 @@ class Exchange:
         try:
             if self._place.is_behind:  # it is merged already
                 return wire.Receipt(status=wire.Receipt.ACCEPTED)
-            return self._stub.send_contribution(payload, flight.header)
+            return self._stub.upload(payload, flight.header)
         finally:
             self._place.checkpoints.settle()  # whose error says more
 
@@ -394,7 +394,7 @@ class Exchange:
 
         encoding = self._encoder.submit(encode)
         try:
-            receipt = self._stub.send_contribution(growing, flight.header)
+            receipt = self._stub.upload(growing, flight.header)
             encoding.result()
         except FedwanError:
             if not isinstance(error := encoding.exception(), PayloadError):

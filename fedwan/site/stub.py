@@ -72,17 +72,16 @@ class CoordinatorStub:
         def send() -> None:
             payload, _ = fp32().encode(weights, {}, whole(self._layout)[0].layout)
             header = wire.UploadHeader(kind=wire.UploadHeader.INITIAL)
-            receipt = self.send_contribution(payload, header)
+            receipt = self.upload(payload, header)
             if receipt.status == wire.Receipt.REJECTED:
                 raise FedwanError(f"the initial weights were refused: {receipt.text}")
 
         self._group.lead_long(send)
 
-    def send_contribution(self, payload: Payload | None, header: wire.UploadHeader) -> wire.Receipt:
-        """Upload a contribution, or what else its header says that it is."""
+    def upload(self, payload: Payload | None, header: wire.UploadHeader) -> wire.Receipt:
+        """Upload a contribution, or initial weights, as its header says."""
         assert payload is not None, "rank 0 has encoded it"
         header.run_id, header.checksum = self._run_id, payload.checksum
-        header.num_bytes = payload.num_bytes
         return self.link.upload(header, payload)
 
     def report(self, report: wire.QualityReport) -> None:

@@ -53,8 +53,8 @@ def test_what_ended_one_flight_is_told_when_another_makes_the_site_start_over(
             raise PayloadError("torn")
         return wire.Receipt(status=wire.Receipt.REJECTED, text="not finite")
 
-    real = CoordinatorStub.send_contribution
-    monkeypatch.setattr(CoordinatorStub, "send_contribution", send)
+    real = CoordinatorStub.upload
+    monkeypatch.setattr(CoordinatorStub, "upload", send)
     config = asked("strategy=streaming_diloco", "stream.fragments=2", "stream.tau=3", "steps=16")
     with pytest.raises(PayloadError, match="torn"):
         at_site(config, tmp_path, take_steps)
@@ -78,7 +78,7 @@ def test_a_contribution_travels_while_its_checkpoint_is_written_and_ends_after_i
     fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told, begun = list[str](), threading.Event()
-    send, write = CoordinatorStub.send_contribution, checkpoint.write_tensors
+    send, write = CoordinatorStub.upload, checkpoint.write_tensors
 
     def sent(self: CoordinatorStub, payload: Any, header: wire.UploadHeader) -> wire.Receipt:
         if header.kind == wire.UploadHeader.INITIAL:
@@ -97,7 +97,7 @@ def test_a_contribution_travels_while_its_checkpoint_is_written_and_ends_after_i
             told.append("written")
         write(path, *args, **kwargs)
 
-    monkeypatch.setattr(CoordinatorStub, "send_contribution", sent)
+    monkeypatch.setattr(CoordinatorStub, "upload", sent)
     monkeypatch.setattr(checkpoint, "write_tensors", written)
     config = asked("strategy=diloco", "steps=16")
     if fails:

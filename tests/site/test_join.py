@@ -220,8 +220,8 @@ def leave_before_sending(monkeypatch: pytest.MonkeyPatch) -> Absence:
         return real(self, payload, header)
 
     left: list[bool] = []
-    real = CoordinatorStub.send_contribution
-    monkeypatch.setattr(CoordinatorStub, "send_contribution", send)
+    real = CoordinatorStub.upload
+    monkeypatch.setattr(CoordinatorStub, "upload", send)
     return Absence(2.0, 0.0)
 
 

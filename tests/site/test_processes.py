@@ -328,7 +328,7 @@ def forgotten_at(call: str) -> Any:
     ("words", "call"),
     [
         ("diloco h=2", "report"),
-        ("diloco h=2", "send_contribution"),
+        ("diloco h=2", "upload"),
         ("streaming_diloco h=4 stream.tau=1", "fetch_update"),
     ],
 )
