@@ -104,6 +104,9 @@ class Evaluator:
             live = hub.live()
             if self.totals.quality_version >= version:
                 return not hub.evaluation.is_idle(live)  # another one may find something else
+            joined = sum(bool(site.session) for site in hub.registry.sites.values())
+            if hub.evaluation.asks_all and joined < hub.rounds.quorum:
+                return True  # resumed at its end: the data of who comes later count as well
             # Else what all of them answered was refused.
             return not hub.evaluation.is_idle(live) or bool(self.ask()) or not live
 

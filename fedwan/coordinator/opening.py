@@ -35,7 +35,7 @@ def await_agreement(hub: Federation, patience_s: float) -> Claim:
         heed_stop(hub)
         if time.monotonic() > deadline_s:
             raise RunStopped(
-                f"{agreement.waits_for()}, after {patience_s:g} s; "
+                f"{agreement.waits_for(hub.shut_out)}, after {patience_s:g} s; "
                 "check that their services run and can reach the coordinator, or raise "
                 "round.patience_s"
             )

@@ -406,7 +406,9 @@ class CoordinatedRun:
             why |= self.hub.shut_out
             told = [f"{name} ({why[name]})" if name in why else name for name in owing]
         kind: type[UserError | RunStopped] = RunStopped
-        mend = "bring the sites back"
+        mend, below = "bring the sites back", ""
+        if policy.quorum < policy.num_sites:
+            below = f": it is below its quorum of {policy.quorum}"
         if {*owing} <= {*here}:
             kind = UserError
             mend = (
@@ -414,9 +416,9 @@ class CoordinatedRun:
                 "site.after_step(), or raise round.patience_s"
             )
         return kind(
-            f"round {round_.version + 1} waits for {', '.join(told)}, no site has taken a step for "
-            f"{policy.patience_s:g} s, and it is below its quorum of {policy.quorum}; {mend} and "
-            "continue with --resume, or set round.quorum"
+            f"round {round_.version + 1} waits for {', '.join(told)}, and no site has taken a step "
+            f"for {policy.patience_s:g} s{below}; {mend} and continue with --resume, or "
+            f"{'lower' if below else 'set'} round.quorum"
         )
 
     def _await_farewells(self, patience_s: float) -> None:

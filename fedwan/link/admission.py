@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from datetime import datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     import grpc
 
 _log = logging.getLogger(__name__)
+WARN = timedelta(days=14)
+"""Before an identity expires, from which on that is told."""
 GONE_S = 600.0
 """How long the last revocation list holds once its file is gone."""
 _END_OF_LIST = b"-----END X509 CRL-----"
@@ -210,14 +213,17 @@ class Renewable:
         self.identity = identity
         self._files = IdentityFiles(identity.folder, *FILES)
         self._lock = Lock()
+        self._warned: datetime | None = None
 
     def renew(self) -> bool:
         """Whether the folder holds another one, and `identity` is that from now on.
 
-        Costs three looks at files. What is not whole, or not good, is told and not taken.
+        Costs three looks at files. What is not whole, or not good, is told and not taken; so is,
+        once a day, that the one in use is about to expire.
         """
         with self._lock:
             if not self._files.changed():
+                self._warn(now())
                 return False
             try:
                 found = Identity.load(self.identity.folder, self.identity.role)
@@ -230,6 +236,17 @@ class Renewable:
         until = self.identity.expires
         _log.info("the identity in %s is renewed, until %s", self.identity.folder, until.date())
         return True
+
+    def _warn(self, now: datetime) -> None:
+        own, before = self.identity, self._warned
+        if own.expires - now > WARN or (before and now - before < timedelta(days=1)):
+            return
+        self._warned = now
+        _log.warning(
+            "the identity in %s expires on %s UTC; have it renewed at the authority: "
+            "fedwan pki renew %s",
+            *(own.folder, f"{own.expires:%Y-%m-%d %H:%M}", own.name),
+        )
 
     def grpc_server_credentials(self) -> grpc.ServerCredentials:
         """For a gRPC server that admits only certificates of the run's authorities."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,7 +65,7 @@ def waiting_text(
     way, names = "without after `fedwan sites {} drain {}`", [name for name, _, _ in absent]
     if len(names) + len(gone) >= len(states):  # without them it would wait for ever
         way, names = "with another after `fedwan sites {} admit {}`", gone
-    return ", or ".join([text, *(way.format(config.out, name) for name in names)])
+    return ", or ".join([text, *(way.format(shlex.quote(config.out), name) for name in names)])
 
 
 @dataclass

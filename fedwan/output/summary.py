@@ -114,10 +114,11 @@ def read_summary(path: Path) -> Summary:
     """Read `summary.json` of a run that has ended."""
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
-        given = {field.name: row[field.name] for field in dataclasses.fields(Summary)}
-        for field in dataclasses.fields(Summary):
-            if not isinstance(value := given[field.name], _KINDS[str(field.type)]):
-                raise TypeError(f"{field.name} = {value!r}")
+        fields = {field.name: str(field.type) for field in dataclasses.fields(Summary)}
+        given = {name: row[name] for name in fields if name in row}  # an older one lacks the newest
+        for name, value in given.items():
+            if not isinstance(value, _KINDS[fields[name]]):
+                raise TypeError(f"{name} = {value!r}")
         return Summary(**given)
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(

@@ -202,11 +202,12 @@ class Agreement:
         """Sites that have made no claim."""
         return [name for name in self.names if name not in self._claims]
 
-    def waits_for(self) -> str:
-        """For whom the start of the run waits."""
+    def waits_for(self, why: Mapping[str, str] = {}) -> str:
+        """For whom the start of the run waits, and why it is not there, where that is known."""
         if not (missing := self.missing()):
             return "all sites are here"
-        return f"{len(self._claims)} of {len(self.names)} sites are here, not {', '.join(missing)}"
+        told = ", ".join(f"{name} ({why[name]})" if name in why else name for name in missing)
+        return f"{len(self._claims)} of {len(self.names)} sites are here, not {told}"
 
 
 def _first_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str, Any, Any]:

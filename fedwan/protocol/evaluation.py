@@ -21,7 +21,8 @@ class Evaluation:
     """Asks, and collects answers."""
 
     def __init__(self, asks_all: bool, pairs: bool = False) -> None:
-        self._asks_all = asks_all
+        self.asks_all = asks_all
+        """Whether each site has data of its own."""
         self.pairs = pairs
         """Whether sites measure the same, so that two are asked now and then."""
         self._last = ""
@@ -42,7 +43,7 @@ class Evaluation:
     ) -> list[str]:
         """Whom to ask now; nobody while answers of all sites are still to come."""
         chosen = [name for name in live if name not in self._refused]
-        if not self._asks_all:
+        if not self.asks_all:
             # Who has not answered the last question may not answer this one.
             chosen = [name for name in chosen if name not in self._asked] or chosen
             here = [name for name in latest if name in chosen]
@@ -73,7 +74,7 @@ class Evaluation:
         if report is None:
             self._asked.discard(site)
             self._refused.add(site)
-        elif not self._asks_all or not report.version:
+        elif not self.asks_all or not report.version:
             self._asked.discard(site)
             self._found.append({site: report})
         elif site in self._asked:

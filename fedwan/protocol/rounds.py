@@ -104,6 +104,11 @@ class Rounds(Generic[C, U]):
         return rounds_done(self._fragments, self.versions)
 
     @property
+    def quorum(self) -> int:
+        """Fewest sites that a round may close with."""
+        return self._policy.quorum
+
+    @property
     def run_step(self) -> int:
         """Where the run stands: at a pace of the sites' own, the mean of the steps merged."""
         if self._strategy.clock == "versions":

@@ -145,9 +145,7 @@ def test_below_its_quorum_a_run_stops_with_a_checkpoint_and_says_whom_it_misses(
 ) -> None:
     config = tiny_config(h=H, steps=6 * H, round={"patience_s": 0.6}, checkpoint={"every": 100})
     run = Federation(tmp_path, config, None, {"s2": Gated(dies_at=2 * H)})
-    with pytest.raises(
-        RunStopped, match=r"round 3 waits for s2, .* for 0.6 s, .* quorum of 2; bring"
-    ):
+    with pytest.raises(RunStopped, match=r"round 3 waits for s2, and .* for 0.6 s; bring"):
         run.result(20.0)
     model = GlobalModel.load(tmp_path / "checkpoint", diloco.build(config), config)
     assert model.versions == [2]
@@ -203,9 +201,7 @@ def test_a_site_that_is_refused_again_and_again_is_given_up_and_the_run_waits_no
 
     config = tiny_config(h=H, steps=2 * H, round={"patience_s": 1.5})
     began_s = time.monotonic()
-    with pytest.raises(
-        RunStopped, match=r"round 1 waits for s2, .* for 1.5 s, .* quorum of 2; bring"
-    ):
+    with pytest.raises(RunStopped, match=r"round 1 waits for s2, and .* for 1.5 s; bring"):
         run_tiny(tmp_path, config, part=part)
     assert time.monotonic() - began_s < 15  # in which a process that has just joined is silent
     assert len(told) > 1

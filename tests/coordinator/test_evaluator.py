@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import safetensors.torch
@@ -94,6 +94,21 @@ def test_of_two_that_measure_a_version_the_worse_one_is_kept_and_of_versions_the
         evaluator._keep(Evaluated((site,), version, {"fd": fd}, b"", 1.0))
     assert (totals.quality["fd"], totals.quality_version) == (3.0, 2)
     assert [row["fd"] for row in rows] == [1.0, 3.0, 9.0]
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_of_own_data_nobody_is_asked_at_a_resumed_run_s_end_before_its_quorum_is_here(
+    is_own: bool,
+) -> None:
+    hub = Mock()
+    hub.changed, hub.evaluation = MagicMock(), Evaluation(asks_all=is_own)
+    hub.live.return_value, hub.rounds.quorum, hub.rounds.latest = ["s1"], 2, []
+    hub.registry.sites = {"s1": Mock(session="a"), "s2": Mock(session="")}
+    evaluator = Evaluator(Config(), hub, Totals(), Mock(), Mock())
+    assert evaluator.wants(4) and hub.registry.tell.called is not is_own
+    hub.live.return_value, hub.registry.sites["s2"].session = ["s1", "s2"], "b"
+    assert evaluator.wants(4)
+    assert [call.args[0] for call in hub.registry.tell.call_args_list] == ["s1", "s2"][: 1 + is_own]
 
 
 def test_who_measures_what_is_told_with_the_step() -> None:

@@ -282,7 +282,24 @@ def test_an_identity_that_was_renewed_after_it_was_read_is_noticed_at_the_first_
     """A site reads it before it prepares its data, which may take hours."""
     identity = Identity.load(authority.directory / "s1")
     assert not Renewable(identity).renew()
-    authority.renew("s1")
+    authority.renew("s1", days=200)
     late = Renewable(identity)
     assert late.renew() and late.identity != identity
     assert not late.renew()
+
+
+def test_an_identity_that_is_about_to_expire_is_told_once_a_day(
+    authority: pki.Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [now()]
+    monkeypatch.setattr(admission, "now", lambda: clock[0])
+    held = Renewable(Identity.load(authority.directory / "s1"))
+    for days, told in ((0, 0), (75, 0), (2, 1), (0.5, 1), (1, 2)):
+        clock[0] += timedelta(days=days)
+        for _ in range(3):
+            assert not held.renew()
+        assert caplog.text.count("renewed at the authority: fedwan pki renew s1") == told
+    authority.renew("s1", days=200)
+    clock[0] += timedelta(days=2)
+    assert held.renew() and not held.renew()
+    assert caplog.text.count("fedwan pki renew s1") == told

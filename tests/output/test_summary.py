@@ -60,6 +60,14 @@ def test_figures_of_another_version_than_the_last_are_told_as_that() -> None:
     )
 
 
+def test_a_summary_of_an_older_fedwan_is_read(tmp_path: Path) -> None:
+    write_summary(SUMMARY, path := tmp_path / "summary.json")
+    row = json.loads(path.read_text())
+    del row["quality_version"]
+    path.write_text(json.dumps(row))
+    assert read_summary(path) == SUMMARY
+
+
 def test_it_has_exactly_the_promised_keys_and_null_for_what_is_not_finite(tmp_path: Path) -> None:
     summary = dataclasses.replace(SUMMARY, quality={"fd": math.nan})
     write_summary(summary, tmp_path / "summary.json")

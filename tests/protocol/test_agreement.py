@@ -125,6 +125,10 @@ def test_a_run_starts_only_when_as_many_sites_agree_as_it_asks_for(
         assert bool(agreement.dispute()) == nothing_comes
         told = f"{len(latest)} of 4 sites are here, not {', '.join(missing)}"
         assert agreement.waits_for() == (told if missing else "all sites are here")
+        why = {name: f"{name} fails" for name in NAMES[:1]}
+        assert (f"{NAMES[0]} ({NAMES[0]} fails)" in agreement.waits_for(why)) == (
+            NAMES[0] in missing
+        )
     assert json.loads(claim().sources_json)
 
 
