@@ -76,6 +76,14 @@ def newest_whole(folder: Path) -> tuple[Path, str]:
     return newest, ""
 
 
+def saved_version(folder: Path) -> int:
+    """The furthest of the newest checkpoint whose header can be read; -1 if there is none."""
+    for name in (CHECKPOINT, PREVIOUS):
+        with suppress(CheckpointError, KeyError):
+            return int(max(read_tensors_meta(folder / name)["versions"]))
+    return -1
+
+
 def go_back(folder: Path, version: int) -> None:
     """Have a run go on from one of the checkpoints that are kept; what came after it is gone.
 

@@ -33,8 +33,6 @@ from fedwan.flower.processes import Service
 from fedwan.flower.site_file import SiteData, SiteFile, load_site, scripted_sha256
 from fedwan.flower.status import RUN, Start, Status, clientapp_files, serverapp_files, service_file
 from fedwan.link import pki
-from fedwan.output.board import read_run
-from fedwan.output.records import EventRecord
 
 _TICK_S = 0.5
 _START_TICK_S = 0.05
@@ -162,7 +160,7 @@ def _run_to_the_end(
     from fedwan.flower.control import Control
 
     fab, number, path = build_fab(installed_app()), 0, serverapp_files(out)[1]
-    is_up, lost_at = False, 0
+    is_up, lost_at = False, -1
     try:
         with closing(Control(address)) as control:
             while True:
@@ -190,23 +188,20 @@ def _run_to_the_end(
 
 
 def _start_again(out: Path, before: int, error: ProcessLost) -> int:
-    """Have another ServerApp go on for one that is gone; the version at which that was.
+    """Have another ServerApp go on for one that is gone; the version that it goes on from.
 
-    As a site's service does: raises what it ended with if it had got no further than the one
-    before, which was gone at version `before`.
+    As a site's service does: raises what it ended with if its last checkpoint is no newer than that
+    of the one before, which was of version `before`.
     """
-    board, records = read_run(out)
-    version, port = board.version, 0
-    for event in (record for record in records if isinstance(record, EventRecord)):
-        if event.event in ("start", "resume"):
-            port = 0  # of a start before this one
-        elif event.event == "listening":
-            port = int(event.text.rpartition(":")[2])
-    if version <= before or not any((out / "checkpoint").glob("*.safetensors")):
+    from fedwan.coordinator.model import saved_version  # needs torch
+
+    if (version := saved_version(out / "checkpoint")) <= before:
         raise ProcessLost(f"{error}; go on from the last checkpoint with --resume")
     _log.warning("%s; it is started again", error)
-    Status.end_orphan(serverapp_files(out)[1])
-    Start.again(out, Start.read(out).port or port)
+    path = serverapp_files(out)[1]
+    status = Status.read(path)
+    Status.end_orphan(path)
+    Start.again(out, Start.read(out).port or (status.port if status else 0))
     return version
 
 
@@ -280,13 +275,15 @@ def _taken_back(out: Path) -> Iterator[None]:
 
     Else the next start would go on with what cannot be. Once a round was made with them they stay.
     """
-    version = read_run(out)[0].version
+    from fedwan.coordinator.model import saved_version  # needs torch
+
+    version = saved_version(out / "checkpoint")
     paths = [out / "config.yaml", *out.glob("sites/*/site.yaml")]
     before = {path: path.read_text() for path in paths}
     try:
         yield
     except UserError:
-        if read_run(out)[0].version == version:
+        if saved_version(out / "checkpoint") <= version:
             for path, text in before.items():
                 replace_text(path, text)
         raise

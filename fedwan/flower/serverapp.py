@@ -53,8 +53,8 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def started_run() -> Iterator[Start]:
-    """The start of this ServerApp, with its log and status around it.
+def started_run() -> Iterator[tuple[Start, Callable[..., None]]]:
+    """The start of this ServerApp, with its log and status around it, and what tells of the status.
 
     How it ends is in both: Flower, which would log a traceback, need not know.
     """
@@ -62,8 +62,8 @@ def started_run() -> Iterator[Start]:
         raise ConfigError("this ServerApp belongs to no run; start runs with fedwan, not with flwr")
     out = Path(os.environ[RUN])
     start = Start.read(out)
-    with suppress(FedwanError), reported(*serverapp_files(out), service_file(out)):
-        yield start
+    with suppress(FedwanError), reported(*serverapp_files(out), service_file(out)) as tell:
+        yield start, tell
 
 
 @dataclass

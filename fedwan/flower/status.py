@@ -87,6 +87,8 @@ class Status:
     """That a site has joined."""
     start: str = ""
     """Of the coordinator, which let it in."""
+    port: int = 0
+    """Where a ServerApp listens for sites."""
 
     @classmethod
     def of(cls, pid: int | None = None) -> Self:
@@ -239,20 +241,20 @@ class Start:
 @contextlib.contextmanager
 def reported(
     log: Path, status_path: Path, service: Path | None = None
-) -> Iterator[Callable[[str, str, str], None]]:
+) -> Iterator[Callable[..., None]]:
     """This process's log file and status, its answer to signals, and its end with its parent.
 
     `service` is the status of the service above. Gives what tells the run that a site has joined,
-    why its script was started again, and which start of the coordinator let it in.
+    why its script was started again, which start of the coordinator let it in, and a port.
     """
     _write_output_to(log)
     end_with(os.getppid())
     status = Status.of()
     status.write(status_path)
 
-    def tell(run: str, text: str, start: str) -> None:
+    def tell(run: str = "", text: str = "", start: str = "", port: int = 0) -> None:
         nonlocal status
-        if (told := replace(status, run=run, text=text, start=start)) != status:
+        if (told := replace(status, run=run, text=text, start=start, port=port)) != status:
             status = told
             with contextlib.suppress(OSError, DiskFull):  # training goes on
                 status.write(status_path)

@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -32,9 +31,9 @@ from fedwan.flower.control import Control
 from fedwan.flower.coordinator import run_local, serve_coordinator
 from fedwan.flower.processes import flower_environment, listen, only_one
 from fedwan.flower.site_file import SiteFile, load_site
-from fedwan.flower.status import Start, serverapp_files
+from fedwan.flower.status import Start, Status, serverapp_files
 from fedwan.link.tls import Identity
-from fedwan.output.records import EventRecord
+from fedwan.state import write_tensors
 from tests.flower.fleet import (
     CALL,
     OPEN,
@@ -97,26 +96,24 @@ def test_a_folder_in_use_a_sites_identity_and_no_run_to_resume_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("version", "before", "has_file"), [(3, 2, True), (3, 3, True), (3, 0, False)]
+    ("version", "before", "has_file"), [(3, 2, True), (3, 3, True), (0, -1, True), (3, -1, False)]
 )
 def test_a_serverapp_that_is_gone_is_started_again_where_the_run_got_further(
-    version: int, before: int, has_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version: int, before: int, has_file: bool, tmp_path: Path
 ) -> None:
-    told = (("start", ""), ("listening", "on a:7"), ("resume", ""), ("listening", "on a:9"))
-    rows = [EventRecord(0.0, event, None, text) for event, text in told]
-    monkeypatch.setattr(coordinator, "read_run", lambda out: (Mock(version=version), rows))
+    """By its checkpoints; at the port that the first of them came to listen at."""
     first = Start.begin(Config(out=str(tmp_path)), tmp_path / "pki", resume=False, goes_back=True)
     status = serverapp_files(tmp_path)[1]
-    status.write_text("")
-    (tmp_path / "checkpoint").mkdir()
+    replace(Status.of(), started_s=0.0, port=9).write(status)
     if has_file:
-        (tmp_path / "checkpoint" / "coordinator.safetensors").touch()
+        path = tmp_path / "checkpoint" / "coordinator.safetensors"
+        write_tensors(path, {}, {"versions": [version, version - 1]})
     gone = ProcessLost("it was killed")
     if version > before and has_file:
         assert coordinator._start_again(tmp_path, before, gone) == version
         assert Start.read(tmp_path) == replace(first, resume=True, goes_back=False, port=9)
-        rows.append(EventRecord(0.0, "resume", None, ""))  # and was gone before it listened
-        coordinator._start_again(tmp_path, before, gone)
+        assert not status.exists()
+        coordinator._start_again(tmp_path, before, gone)  # which was gone before it listened
         assert Start.read(tmp_path).port == 9
     else:
         with pytest.raises(ProcessLost, match="it was killed; go on .* with --resume"):
