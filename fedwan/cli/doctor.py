@@ -58,8 +58,10 @@ def run(run_dir: RunFolder, json_path: JsonPath = None) -> None:
     """
     from fedwan.doctor.diagnosis import diagnose
     from fedwan.output.board import read_run
+    from fedwan.output.records import Record
 
-    board, records = read_run(run_dir)
+    records = list[Record]()
+    board = read_run(run_dir, records.append)
     findings = [
         found._replace(mend=f"{found.mend}; {way_on(run_dir)}")
         if found.kind == "stopped"
@@ -81,7 +83,7 @@ def _headline(board: Board) -> str:
 
     if not board.version:
         return "no round yet"
-    num_sites = sum(bool(row.versions) for row in board.sites.values())
+    num_sites = sum(row.step > 0 for row in board.sites.values())
     done = "done" if board.is_done else "not finished"
     few = "; sites are compared with each other from three sites on"
     text = f"{board.version} rounds, {sites_text(num_sites)}, {done}"

@@ -84,7 +84,7 @@ def _of_files(run: Path) -> dict[str, Any]:
     """Where a run stands whose coordinator does not run."""
     from fedwan.output.board import read_run
 
-    board, _ = read_run(run)
+    board = read_run(run)
     h, text = max(1, board.config.h), f"no coordinator answers for {run}; {way_on(run)}"
     text = f"stopped: {board.stopped}\n{text}" if board.stopped else text
     versions = {"version": board.step // h, "versions": board.config.steps // h}

@@ -238,8 +238,7 @@ def start(config: Config, services: RunServices) -> None:
     else:
         typer.echo(f"the run in {short} is complete, and nothing was run")
     summary = read_summary(out / "summary.json")
-    board, _ = read_run(out)
-    console.print(render_summary(summary, board, short))
+    console.print(render_summary(summary, read_run(out), short))
     if failed is not None:
         raise failed
 

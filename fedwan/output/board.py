@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,13 +84,10 @@ class SiteRow:
     bytes_down: int = 0
     since: float = 0.0
     """When its state began, in Unix seconds."""
-    versions: set[tuple[int, int]] = field(default_factory=set)
-    """Fragments and versions that it took part in."""
-
-    @property
-    def rounds(self) -> int:
-        """That it took part in: the first fragment travels once in each."""
-        return sum(fragment == 0 for fragment, _ in self.versions)
+    rounds: int = 0
+    """That it took part in: the first fragment travels once in each."""
+    version: int = -1
+    """Of the first fragment, the latest that it took part in."""
 
     @property
     def utilisation(self) -> float | None:
@@ -103,7 +100,8 @@ class SiteRow:
         # Of two that measure one is told of. Else it may be merged after its site has gone.
         if is_now and self.state in ("expected", "measuring"):
             self.state = "training"
-        self.versions.add((record.fragment, record.version))
+        if record.fragment == 0 and record.version > self.version:  # else it is made again
+            self.rounds, self.version = self.rounds + 1, record.version
         self.step = record.step
         self.losses = dict(record.losses) or self.losses  # two fragments may leave after one step
         self.spend(vars(record))
@@ -238,7 +236,7 @@ class Board:
         """Sites that are not there, unless there is a quorum and each contribution is a version."""
         rows = self.sites.values()
         num_live = sum(row.state in _LIVE for row in rows)
-        is_on_arrival = sum((0, self.version) in row.versions for row in rows) == 1
+        is_on_arrival = sum(row.version == self.version for row in rows) == 1
         if is_on_arrival and num_live >= (self.config.round.quorum or len(rows)):
             return []
         return [row for row in rows if row.state in ABSENT]
@@ -307,8 +305,8 @@ class Board:
         return bytes_text(sync), f"{times:,.{0 if times >= 10 else 1}f} times {what}"
 
 
-def read_run(out: Path) -> tuple[Board, list[Record]]:
-    """A run's state after all of its records, and these, from its folder.
+def read_run(out: Path, take: Callable[[Record], object] = lambda _: None) -> Board:
+    """A run's state after all of its records, from its folder; `take` is handed each of these.
 
     Raises:
         ConfigError: a file of it is damaged, or gone.
@@ -322,7 +320,8 @@ def read_run(out: Path) -> tuple[Board, list[Record]]:
                 raise ConfigError(
                     f"{path} was removed or emptied, which tells what the run has done; restore it"
                 )
-    board, records = Board(load_dumped(out)), list(iter_records(out))
-    for record in records:
+    board = Board(load_dumped(out))
+    for record in iter_records(out):
         board.take(record)
-    return board, records
+        take(record)
+    return board

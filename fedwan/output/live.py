@@ -63,10 +63,11 @@ class Follower:
             return
         with suppress(ConfigError):  # damage must not end a live view
             config, at, board = load_dumped(self._out), self._at.copy(), self.board
-            if any(sizes.get(name, 0) < begin for name, begin in at.items()):
-                at, board = {}, Board(config, self._since)  # written anew
-            records, board.config = list(iter_records(self._out, at)), config
-            for record in records:
+            if is_new := any(sizes.get(name, 0) < begin for name, begin in at.items()) or not at:
+                at, board = {}, Board(config, self._since)  # perhaps written anew
+            records, board.config = iter_records(self._out, at), config
+            # All of a long run at once would fill memory; of others damage must leave the board.
+            for record in records if is_new else list(records):
                 board.take(record)
             self.board, self._at, self._sizes = board, at, sizes
         self._due_s = self.elapsed_s + min(_LONGEST_S, 50 * (self.elapsed_s - begun_s))

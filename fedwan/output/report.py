@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -16,7 +15,7 @@ from fedwan.errors import ConfigError
 from fedwan.files import replace_bytes
 from fedwan.output.board import MOST_OWN, SiteRow, read_run
 from fedwan.output.chart import Chart, line_chart, stacked_bars
-from fedwan.output.records import EventRecord, QualityRecord, RoundRecord
+from fedwan.output.records import EventRecord, QualityRecord, Record, RoundRecord
 from fedwan.output.summary import read_summary
 from fedwan.output.units import (
     bytes_text,
@@ -29,6 +28,8 @@ from fedwan.output.units import (
 
 _MOST_CHARTS = 8
 """Of losses, and of norms."""
+_MOST_POINTS = 1000
+"""Of a line."""
 _MOST_EVENTS = 200
 _FIRST_EVENTS = 20
 _TOLD = ("version", "network", "finding", "why", "mend")
@@ -47,27 +48,100 @@ def write_report(out: Path) -> Path:
     return path
 
 
+T = TypeVar("T")
+
+
+class _Thinned(Generic[T]):
+    """A series for a chart: all points as long as they are few; then each 2nd, 4th, … of a kind."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[int, T]] = []
+        self._seen, self._every = Counter[int](), 1
+
+    def add(self, point: T, kind: int = 0) -> None:
+        """The next point."""
+        number = self._seen[kind]
+        self._seen[kind] += 1
+        if number % self._every == 0:
+            self._kept.append((number, point))
+        if len(self._kept) > _MOST_POINTS:
+            self._every *= 2
+            self._kept = [(n, point) for n, point in self._kept if n % self._every == 0]
+
+    def __iter__(self) -> Iterator[T]:
+        return (point for _, point in self._kept)
+
+
+class _Round(NamedTuple):
+    """What is drawn of a site's part in a round."""
+
+    step: int
+    losses: Mapping[str, float | None]
+    norms: Mapping[str, float | None]
+
+
 class _Run:
-    """What is known of a run."""
+    """What is known of a run, in memory that its length does not change."""
 
     def __init__(self, out: Path) -> None:
-        self.board, self.records = read_run(out)
+        self.times = list[float]()
+        """Of the first record and the last."""
+        self.rounds: dict[str, _Thinned[_Round]] = defaultdict(_Thinned)
+        """By site."""
+        self.losses, self.norms = Counter[str](), Counter[str]()
+        """By name, how many rounds tell of it."""
+        self.sent = _Thinned[tuple[int, int, int]]()
+        """Step of the run, and bytes up and down until then."""
+        self._sent = (-1, 0, 0)
+        """The latest, of a round that may lack some sites yet."""
+        self._qualities = _Thinned[QualityRecord]()
+        self.happened = Counter[str]()
+        self.first_events = list[EventRecord]()
+        self.last_events = deque[EventRecord](maxlen=_MOST_EVENTS - _FIRST_EVENTS)
+        self.findings, self.no_picture = list[EventRecord](), ""
+        self.board = read_run(out, self._take)
+        self.sent.add(self._sent)
         path = out / "summary.json"
         self.out, self.config = out, self.board.config
         self.summary = read_summary(path) if path.exists() else None
-        self.rounds = [r for r in self.records if isinstance(r, RoundRecord)]
-        found = [r for r in self.records if isinstance(r, QualityRecord)]
-        self.qualities = sorted(found, key=lambda record: record.version)
-        self.events = [r for r in self.records if isinstance(r, EventRecord)]
+        self.qualities = sorted(self._qualities, key=lambda record: record.version)
         rows = sorted(self.board.sites.items())
-        self.sites = {name: row for name, row in rows if row.versions}
+        self.sites = {name: row for name, row in rows if name in self.rounds}
+
+    def _take(self, record: Record) -> None:
+        self.times = [*self.times[:1], record.t]
+        if isinstance(record, RoundRecord):
+            self._take_round(record)
+        elif isinstance(record, QualityRecord):
+            self._qualities.add(record)
+        else:
+            self._take_event(record)
+
+    def _take_round(self, record: RoundRecord) -> None:
+        point = _Round(record.step, record.losses, record.norms)
+        self.rounds[record.site].add(point, record.fragment)
+        self.losses.update(record.losses.keys())
+        self.norms.update(record.norms.keys())
+        step, up, down = self._sent
+        if record.run_step != step >= 0:
+            self.sent.add(self._sent)
+        self._sent = record.run_step, up + record.bytes_up, down + record.bytes_down
+
+    def _take_event(self, event: EventRecord) -> None:
+        is_early = len(self.first_events) < _FIRST_EVENTS
+        (self.first_events if is_early else self.last_events).append(event)
+        self.happened[event.event] += 1
+        if event.event == "finding":
+            self.findings.append(event)
+        if event.event == "samples_kept":
+            self.no_picture = self.no_picture or event.text
 
 
 def _contents(run: _Run) -> dict[str, Any]:
     config, picture = run.config, run.out / "samples.png"
     began = "no record yet"
-    if run.records:
-        began = f"{datetime.fromtimestamp(run.records[0].t, UTC):%Y-%m-%d %H:%M} UTC"
+    if run.times:
+        began = f"{datetime.fromtimestamp(run.times[0], UTC):%Y-%m-%d %H:%M} UTC"
     charts, no_charts = list[Chart](), ""
     try:
         charts = [chart for chart in _charts(run) if chart is not None]
@@ -80,8 +154,8 @@ def _contents(run: _Run) -> dict[str, Any]:
         "is_done": run.summary is not None,
         "cards": _cards(run),
         "picture": base64.b64encode(picture.read_bytes()).decode() if picture.is_file() else "",
-        "no_picture": next((e.text for e in run.events if e.event == "samples_kept"), ""),
-        "findings": [_finding(e) for e in run.events if e.event == "finding"],
+        "no_picture": run.no_picture,
+        "findings": [_finding(e) for e in run.findings],
         "charts": charts,
         "no_charts": no_charts,
         "sites": [_site(row) for row in run.sites.values()],
@@ -92,16 +166,16 @@ def _contents(run: _Run) -> dict[str, Any]:
 
 def _cards(run: _Run) -> list[tuple[str, str, str]]:
     known, wall_s = run.summary or run.board.total, 0.0
-    if run.records:
-        wall_s = run.summary.wall_s if run.summary else run.records[-1].t - run.records[0].t
+    if run.times:
+        wall_s = run.summary.wall_s if run.summary else run.times[-1] - run.times[0]
     up, down = known.bytes_up, known.bytes_down
     sync = run.board.beside_sync(up + down) if run.summary else None
     fewer = f"{bytes_text(up)} up, {bytes_text(down)} down"
     if sync:
         fewer = f"synchronous training: {sync[0]}, {sync[1]}"
     name, value, beside = run.board.quality_told()
-    happened = Counter(event.event for event in run.events)  # of many refusals some are told
-    rejoins, rejected = happened["rejoin"], happened["rejected"]
+    # Of many refusals some are told.
+    rejoins, rejected = run.happened["rejoin"], run.happened["rejected"]
     if run.summary:
         rejoins, rejected = run.summary.rejoins, run.summary.rejected
     odd = f"{rejoins} rejoined, {rejected} rejected"
@@ -136,32 +210,28 @@ def _charts(run: _Run) -> Iterator[Chart | None]:
     elif run.qualities:  # a script's own
         for name in sorted({name for q in run.qualities for name in q.numbers})[:MOST_OWN]:
             yield line_chart(f"{name} of the EMA weights", {"EMA": figures(name)}, number_text)
-    yield from _per_site("Loss", run, lambda record: record.losses)
+    yield from _per_site("Loss", run, run.losses, lambda record: record.losses)
     # One point per step of the run, as sites may have a pace of their own: what all had sent.
-    sent = {}
-    for name in ("up", "down"):
-        sums = accumulate(getattr(record, f"bytes_{name}") for record in run.rounds)
-        steps = (record.run_step for record in run.rounds)
-        sent[name] = sorted(dict(zip(steps, sums, strict=True)).items())
+    told = sorted({step: (up, down) for step, up, down in run.sent if step >= 0}.items())
+    sent = {"up": [(x, up) for x, (up, _) in told], "down": [(x, down) for x, (_, down) in told]}
     yield line_chart("Bytes on the wire, all sites", sent, bytes_text)
     busy = {name: (row.compute_s, row.wait_s) for name, row in run.sites.items()}
     title = "Where the time of each site went"
     yield stacked_bars(title, ("compute", "wait"), busy, spent_text)
-    yield from _per_site("Norm of the contribution", run, lambda record: record.norms)
+    yield from _per_site("Norm of the contribution", run, run.norms, lambda record: record.norms)
 
 
 def _per_site(
-    what: str, run: _Run, values_of: Callable[[RoundRecord], Mapping[str, float | None]]
+    what: str,
+    run: _Run,
+    counts: Counter[str],
+    values_of: Callable[[_Round], Mapping[str, float | None]],
 ) -> Iterator[Chart | None]:
     """One chart for each of the names that come most often, one line per site."""
-    by_site: dict[str, list[RoundRecord]] = {site: [] for site in run.sites}
-    for record in run.rounds:
-        by_site[record.site].append(record)
-    counts = Counter(name for record in run.rounds for name in values_of(record))
     for name in sorted(name for name, _ in counts.most_common(_MOST_CHARTS)):
         lines = {
-            site: [(record.step, values_of(record).get(name)) for record in records]
-            for site, records in by_site.items()
+            site: [(record.step, values_of(record).get(name)) for record in run.rounds[site]]
+            for site in run.sites
         }
         title = what if name.lower() == what.lower() else f"{what}: {name}"
         yield line_chart(title, lines, number_text)
@@ -179,12 +249,14 @@ def _finding(event: EventRecord) -> list[str]:
 
 
 def _events(run: _Run) -> list[list[str]]:
-    rows = [
-        [f"{datetime.fromtimestamp(e.t, UTC):%H:%M:%S}", e.event, e.site or "", e.text]
-        for e in run.events
-    ]
-    skipped = len(rows) - _MOST_EVENTS
-    if skipped > 0:  # how it began and how it ended tell more than the middle
-        more = ["…", f"{skipped} more", "", "see journal.jsonl"]
-        rows[_FIRST_EVENTS : _FIRST_EVENTS + skipped] = [more]
-    return rows
+    first, last = (
+        [
+            [f"{datetime.fromtimestamp(e.t, UTC):%H:%M:%S}", e.event, e.site or "", e.text]
+            for e in found
+        ]
+        for found in (run.first_events, run.last_events)
+    )
+    skipped = run.happened.total() - len(first) - len(last)
+    # How it began and how it ended tell more than the middle.
+    more = [["…", f"{skipped} more", "", "see journal.jsonl"]] if skipped else []
+    return [*first, *more, *last]

@@ -24,6 +24,7 @@ from fedwan.errors import STOPPED, ConfigError, FedwanError, RunStopped, Session
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
 from fedwan.output.board import read_run
+from fedwan.output.records import iter_records
 from fedwan.site.site import Membership
 from fedwan.site.stub import CoordinatorStub
 from fedwan.state import hash_state
@@ -45,7 +46,7 @@ def test_a_site_that_ends_with_other_weights_is_a_finding_of_the_doctor(tmp_path
         return Mistaken(link) if name == "s2" else link  # type: ignore[return-value]
 
     run_tiny(tmp_path, tiny_config(), wrap=wrap)
-    (found,) = diagnose(read_run(tmp_path)[1])
+    (found,) = diagnose(iter_records(tmp_path))
     assert (found.kind, found.site, found.network) == ("different_weights", "s2", None)
     assert found.version > 0 and "it ended with weights 000000000000" in found.why
 
@@ -166,7 +167,7 @@ def test_totals_count_what_sites_did_after_their_last_contribution(tmp_path: Pat
     totals = run_tiny(tmp_path, tiny_config(), wrap=keep).result.totals
     assert totals.bytes_up == sum(link.bytes_up for link in links)
     assert totals.bytes_down == sum(link.bytes_down for link in links)
-    total = read_run(tmp_path)[0].total  # what the live table and the report show
+    total = read_run(tmp_path).total  # what the live table and the report show
     assert (total.bytes_up, total.bytes_down) == (totals.bytes_up, totals.bytes_down)
     assert (total.compute_s, total.wait_s) == pytest.approx((totals.compute_s, totals.wait_s))
 

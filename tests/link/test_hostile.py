@@ -214,7 +214,7 @@ def test_a_run_ends_on_the_same_bits_though_a_site_lies_also_where_it_is_killed_
     assert 0 < ran.result.totals.compute_s < 1e3 and ran.result.totals.rejected == 3
     assert json.loads(json.dumps(asdict(ran.result.totals), allow_nan=False))
     for folder in (tmp_path / "b", tmp_path / "c"):
-        board, _ = read_run(folder)
+        board = read_run(folder)
         Console(file=io.StringIO()).print(render_board(board, 1.0))
         write_report(folder)
 

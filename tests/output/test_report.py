@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,12 @@ import pytest
 
 from fedwan.config import dump
 from fedwan.errors import ConfigError
+from fedwan.output import report
+from fedwan.output.chart import Points
 from fedwan.output.outputs import Outputs
+from fedwan.output.records import Recorder
 from fedwan.output.report import write_report
-from tests.output.runs import TOTALS, make_config, quality_row, round_row, write_run
+from tests.output.runs import TOTALS, event_row, make_config, quality_row, round_row, write_run
 
 
 def test_a_script_s_own_figures_and_losses_bear_its_names_once(tmp_path: Path) -> None:
@@ -73,6 +77,40 @@ def test_a_run_that_has_only_begun_has_a_report_too_and_a_folder_without_one_is_
     assert "no record yet" in html and "not measured" in html and "<figure>" not in html
     with pytest.raises(ConfigError, match="holds no run"):
         write_report(tmp_path / "else")
+
+
+def test_a_long_run_is_drawn_by_as_many_points_as_a_short_one_and_loses_no_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of fragments that take turns as many each; what happened in the middle is counted."""
+    drawn: dict[str, Mapping[str, Points]] = {}
+    monkeypatch.setattr(
+        report, "line_chart", lambda title, lines, *_, **__: drawn.update({title: lines})
+    )
+    monkeypatch.setattr(report, "_MOST_POINTS", 8)
+    for num, every in ((4, 1), (40, 8)):
+        out = tmp_path / str(num)
+        out.mkdir()
+        recorder = Recorder(out)
+        dump(make_config(out), out / "config.yaml")
+        for number in range(num):
+            for site in ("s1", "s2"):
+                turn = {"fragment": number % 2, "norms": {"ab"[number % 2]: number}}
+                recorder.write(round_row(number + 1, site, loss=number) | turn)
+            for _ in range(10):
+                recorder.write(event_row("rejoin", "s2"))
+        recorder.close()
+        html = write_report(out).read_text()
+        assert set(drawn) >= {"Loss: generator", "Norm of the contribution: b"}
+        assert [y for _, y in drawn["Norm of the contribution: b"]["s2"] if y is not None] == [
+            float(number) for number in range(1, num, 2 * every)
+        ]
+        assert (10.0, 0.0) == drawn["Loss: generator"]["s1"][0]
+        assert drawn["Bytes on the wire, all sites"]["up"][:2] == [
+            (10 * (number + 1), 2000 * (number + 1)) for number in (0, every)
+        ]
+        assert f"{10 * num} rejoined" in html and (">200 more<" in html) == (num == 40)
+        assert f">{num // 2}</td>" in html  # rounds of a site
 
 
 @pytest.mark.slow
