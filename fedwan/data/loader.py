@@ -147,6 +147,8 @@ class _Order:
         self._num_samples, self._batch_size = num_samples, batch_size
         self._generator, self._places = generator, places or self._dealt
         self._order = torch.empty(0, dtype=torch.int64, device="cpu")
+        self._before = torch.empty(0)
+        """The generator's state that the order was drawn from."""
         self._position = self._drawn = 0
         self._states: deque[dict[str, Tensor]] = deque()
 
@@ -169,39 +171,44 @@ class _Order:
         missing = self._batch_size
         while missing:
             if self._position == len(self._order):
-                self._order = torch.randperm(
-                    self._num_samples, generator=self._generator, device="cpu"
-                )
+                self._deal()
                 self._position = 0
             parts.append(self._order[self._position : self._position + missing])
             self._position += len(parts[-1])
             missing -= len(parts[-1])
         return torch.cat(parts)
 
+    def _deal(self) -> None:
+        self._before = self._generator.get_state()
+        self._order = torch.randperm(self._num_samples, generator=self._generator, device="cpu")
+
     def taken(self) -> dict[str, Tensor]:
         """The state after the earliest batch that was drawn in iteration and not yet taken."""
         return self._states.popleft()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """`generator` (uint8), `order` (int64, never written into), `position`, `taken` (int64)."""
+        """`generator` (uint8), before it drew the order; `samples` in that, `position`, `taken`."""
+        num = len(self._order)
         return {
-            "generator": self._generator.get_state(),
-            "order": self._order,
+            "generator": self._before if num else self._generator.get_state(),
+            "samples": torch.tensor(num, device="cpu"),
             "position": torch.tensor(self._position, device="cpu"),
             "taken": torch.tensor(self._drawn, device="cpu"),
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on from `state_dict()`; a `CheckpointError` for a shard of another size."""
-        order, position = state.get("order", torch.empty(0)), int(state.get("position", -1))
-        if len(order) not in (0, self._num_samples) or not 0 <= position <= len(order):
+        num, position = int(state.get("samples", 0)), int(state.get("position", -1))
+        if num not in (0, self._num_samples) or not 0 <= position <= num:
             raise CheckpointError(
-                f"the data stream in the checkpoint stands at {position} of {len(order)} samples, "
+                f"the data stream in the checkpoint stands at {position} of {num} samples, "
                 f"but this shard has {self._num_samples}; resume with the same data, split and seed"
             )
         self._states.clear()
         self._generator.set_state(state["generator"])
-        self._order, self._position = order.clone(), position
+        self._order, self._position = self._order[:0], position
+        if num:
+            self._deal()
         self._drawn = int(state["taken"])
 
 

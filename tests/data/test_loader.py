@@ -109,6 +109,16 @@ def test_each_epoch_is_a_permutation_batches_are_full_and_resume_bit_for_bit(
     assert torch.equal(take(ahead, 7), rest) and ahead.taken == before + 7
 
 
+@pytest.mark.parametrize("taken", [1, 125, 130])
+def test_the_state_is_as_small_for_many_samples_in_an_epoch_and_at_its_end(taken: int) -> None:
+    source, resumed = numbers(1000, 8), numbers(1000, 8, seed=99)
+    take(source, taken)
+    state = source.state_dict()
+    assert sum(value.nbytes for value in state.values()) < 6000
+    resumed.load_state_dict(state)
+    assert torch.equal(take(resumed, 200), take(source, 200))
+
+
 def test_captions_in_memory_are_taken_with_their_samples() -> None:
     held = InMemory({"x": torch.arange(3), "pair": [torch.arange(3)], "caption": ["a", "b", "c"]})
     batch = held.take(torch.tensor([2, 0]))
