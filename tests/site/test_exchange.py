@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -264,6 +265,20 @@ def test_a_forward_pass_changes_no_global_weights_where_the_sites_steps_make_the
     assert torch.equal(net[1].running_mean, merged["net/1.running_mean"])
     optimizer.step()
     assert replica.global_sha256() == hash_state(replica.live) != replica.initial_sha256
+
+
+def test_gradients_are_compared_between_processes_at_first_and_then_now_and_then() -> None:
+    """It takes a hash of all of them."""
+    net = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    replica = Replica({"net": net}, {"net": optimizer}, is_mirrored=True)
+    (fragment,), replica.group = whole(replica.layout), Mock(size=2)
+    compared = list[int]()
+    for number in range(120):
+        replica.group.agree.reset_mock()
+        replica.gradients(fragment)
+        compared += [number] * replica.group.agree.call_count
+    assert compared == [0, 1, 2, 50, 100]
 
 
 def test_who_takes_whole_weights_forgets_moments_as_with_every_update() -> None:
