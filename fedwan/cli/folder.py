@@ -126,10 +126,9 @@ def _as_begun(asked: Config, folder: Path) -> Config:
     Of a script's run what is not given, but for its seed, would be open until its networks are
     known: it stays as the run has it.
     """
-    from fedwan.coordinator.model import another_version, newest_whole
-    from fedwan.state import read_tensors_meta
+    from fedwan.coordinator.model import another_version, newest_meta
 
-    meta = read_tensors_meta(newest_whole(folder)[0])
+    meta = newest_meta(folder)  # all of it is read, and checked, by who goes on from it
     try:
         begun, taken = merge(Config(), meta["config"]), int(meta["step"])
     except KeyError as error:

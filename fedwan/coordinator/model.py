@@ -76,11 +76,20 @@ def newest_whole(folder: Path) -> tuple[Path, str]:
     return newest, ""
 
 
+def newest_meta(folder: Path) -> dict[str, Any]:
+    """What the newest checkpoint says whose header is whole; a `CheckpointError` if none is."""
+    try:
+        return read_tensors_meta(folder / CHECKPOINT)
+    except CheckpointError:
+        with suppress(CheckpointError):
+            return read_tensors_meta(folder / PREVIOUS)
+        raise
+
+
 def saved_version(folder: Path) -> int:
-    """The furthest of the newest checkpoint whose header can be read; -1 if there is none."""
-    for name in (CHECKPOINT, PREVIOUS):
-        with suppress(CheckpointError, KeyError):
-            return int(max(read_tensors_meta(folder / name)["versions"]))
+    """The furthest version of a fragment in the newest checkpoint; -1 if there is none."""
+    with suppress(CheckpointError, KeyError):
+        return int(max(newest_meta(folder)["versions"]))
     return -1
 
 

@@ -300,6 +300,9 @@ def test_what_a_run_began_with_is_known_from_its_checkpoint(done: Config) -> Non
     (out / "summary.json").unlink()
     leave_checkpoint(done, step=40)
     held, metrics = path.read_text(), (out / "metrics.jsonl")
+    newest = out / "checkpoint" / "coordinator.safetensors"
+    data = newest.read_bytes()
+    newest.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))  # for who goes on from it to find
     assert load_config(path, [], resume=True) == done
     path.write_text(held.replace("seed: 0", "seed: 7"))
     with pytest.raises(ConfigError, match="seed = 7, and the run in .* began with 0"):

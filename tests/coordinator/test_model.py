@@ -25,6 +25,7 @@ from fedwan.coordinator.model import (
     GlobalModel,
     find_checkpoint,
     go_back,
+    saved_version,
     update_ema,
 )
 from fedwan.coordinator.run import CoordinatedRun
@@ -50,6 +51,7 @@ from fedwan.state import (
     hash_state,
     read_tensors,
     read_tensors_meta,
+    write_tensors,
 )
 from fedwan.strategy import Strategy
 from fedwan.workloads.optim import is_moment
@@ -237,6 +239,27 @@ def test_a_resumed_run_goes_on_bit_for_bit_and_owes_the_sites_what_it_owed_of_ea
         go_on(each, range(3, 6))
     assert same_bits(model.state, loaded.state) and same_bits(model.ema, loaded.ema)
     assert model.versions == loaded.versions == [5, 5]
+
+
+@pytest.mark.parametrize("at", [-1, 20])
+def test_a_bit_that_flips_in_the_newest_checkpoint_brings_back_the_one_before(
+    tmp_path: Path, at: int
+) -> None:
+    """In its tensors or in its header, of which commands read the latter alone."""
+    for version in (1, 2):
+        write_tensors(
+            tmp_path / CHECKPOINT,
+            {"global:net/w": torch.ones(4)},
+            {"versions": [version, 0]},
+            tmp_path / PREVIOUS,
+        )
+    data = bytearray((tmp_path / CHECKPOINT).read_bytes())
+    data[at] ^= 1
+    (tmp_path / CHECKPOINT).write_bytes(data)
+    assert saved_version(tmp_path) == (2 if at < 0 else 1)
+    meta, complaint = find_checkpoint(tmp_path)
+    assert meta["versions"] == [1, 0] and complaint.endswith("the one before it takes its place")
+    assert find_checkpoint(tmp_path) == (meta, "") and saved_version(tmp_path) == 1
 
 
 def test_sites_keep_what_the_checkpoint_before_the_newest_needs(
