@@ -33,8 +33,8 @@ LONGEST_TEXT = 2000
 """Characters of an error that are handed on."""
 MEMORY = Path("/dev/shm")  # noqa: S108 - folders of unforeseeable names, for this user alone
 
-_OUTCOME, _JOINED, _WELCOME = "outcome.json", "joined", "welcome"
-"""Beside the assignment: how the script ended, that it has read it, that it was let in."""
+_OUTCOME, _JOINED = "outcome.json", "joined"
+"""Beside the assignment: how the script ended; that it has read it, and then what let it in."""
 _DRAFT = "outcome.tmp"
 """Of one process at a time."""
 _PEER_LOST = ("gloo/transport", "ncclRemoteError")
@@ -81,7 +81,7 @@ class Assignment:
             folder.symlink_to(tempfile.mkdtemp(prefix="fedwan-", dir=MEMORY))
         else:
             folder.mkdir()
-        for word in (_OUTCOME, _DRAFT, _JOINED, _WELCOME):
+        for word in (_OUTCOME, _DRAFT, _JOINED):
             path.with_name(word).unlink(missing_ok=True)
         path.write_text(json.dumps(asdict(self)))
 
@@ -186,13 +186,13 @@ def tell_welcome(start: str) -> None:
     """Leave word for the service, if there is one, which start of the coordinator let it in."""
     if text := os.environ.get(VARIABLE, ""):
         with contextlib.suppress(OSError):  # the disk is full
-            replace_text(Path(text).with_name(_WELCOME), start)
+            replace_text(Path(text).with_name(_JOINED), start)
 
 
 def welcomed_by(path: Path) -> str:
     """The word that a script has left beside its assignment; empty if none."""
     with contextlib.suppress(OSError):
-        return path.with_name(_WELCOME).read_text()
+        return path.with_name(_JOINED).read_text()
     return ""
 
 
