@@ -40,15 +40,24 @@ def _has_begun(out: Path) -> bool:
     return holds_run(out) or (out / JOURNAL).exists() or (out / "flower").exists()
 
 
+def _is_taken(folder: Path) -> bool:
+    """Whether a run is there, or has begun there just now."""
+    try:
+        with only_one(folder, "out"):
+            return holds_run(folder)
+    except ConfigError:
+        return True
+
+
 def choose_folder(default: Path, words: Sequence[str], *, resume: bool) -> Path:
     """The run's folder: what a word names, or else the default, or `default-2`, `default-3`, ….
 
-    Resuming takes the latest that holds a run, instead of the first that holds none.
+    Resuming takes the latest that holds a run, instead of the first that holds none and is free.
     """
     if named := [word.removeprefix("out=") for word in words if word.startswith("out=")]:
         return Path(named[-1])
     folders = [default]
-    while folders[-1].exists() and (resume or holds_run(folders[-1])):
+    while folders[-1].exists() and (resume or _is_taken(folders[-1])):
         folders.append(default.with_name(f"{default.name}-{len(folders) + 1}"))
     if not resume:
         return folders[-1]

@@ -186,6 +186,9 @@ def test_runs_without_a_folder_are_numbered_and_the_latest_is_resumed(
     (default / "checkpoint").mkdir()  # what a failed start left is used again
     (default / "checkpoint" / ".coordinator.safetensors.tmp").touch()
     assert choose_folder(default, ["h=3"], resume=False) == default
+    with only_one(default, "out"):  # a run before its first checkpoint
+        assert choose_folder(default, ["h=3"], resume=False) == Path("runs/demo-2")
+    assert choose_folder(default, ["h=3"], resume=False) == default
     for folder in (default, Path("runs/demo-2")):
         leave_checkpoint(Config(out=str(folder)))
         (folder / "config.yaml").touch()
