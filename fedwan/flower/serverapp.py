@@ -2,8 +2,8 @@
 
 Each SuperNode that is connected and holds no ticket is sent one; its ClientApp answers only when it
 ends. An answer that is a refusal (the user's mistake: wrong weights, a foreign certificate) stands
-until that SuperNode restarts; any other end before the run's own is answered with a new ticket,
-slower and slower if they keep failing at once.
+until that SuperNode restarts or comes back; any other end before the run's own is answered with a
+new ticket, slower and slower if they keep failing at once.
 
 What Flower 1.41 reports, and how fast: an exception in a ClientApp, within a second; a SuperNode
 that says goodbye, at once (NODE_UNAVAILABLE); one that vanishes, and a ClientApp that is killed,
@@ -194,6 +194,8 @@ class TicketSender:
 
     def _send(self, connected: Sequence[int]) -> None:
         now = self._clock()
+        # A SuperNode that restarts is another node.
+        self._nodes = {n: node for n, node in self._nodes.items() if node.ticket or n in connected}
         nodes = [(number, self._nodes.setdefault(number, _Node())) for number in connected]
         due = [(number, node) for number, node in nodes if not node.ticket and node.due_at <= now]
         if not due:

@@ -115,6 +115,19 @@ def test_a_node_that_went_away_gets_its_ticket_when_it_is_back_at_once(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+def test_nodes_that_are_gone_are_forgotten_once_they_hold_no_ticket() -> None:
+    office = Office(*range(20))
+    for index in range(20):
+        outcome = "done" if index % 2 else "refused"
+        office.grid.answer(index, site="s1", outcome=outcome, text="")
+    office.look(5)
+    office.grid.nodes = {18, 19, 20}
+    assert office.look(2, every_s=1000) == list(range(21)), "who is done or refused gets no other"
+    office.grid.nodes = {18, 19}
+    office.look()
+    assert set(office._sender._nodes) == {18, 19, 20}, "20 has not answered yet"
+
+
 def test_repeated_failures_are_slowed_but_never_given_up() -> None:
     office, waits = Office(11), []
     for index in range(12):
