@@ -95,7 +95,6 @@ def simulate(
         recorder.write(row)
 
     config, folder = copy.deepcopy(config), Path(folder)
-    config.checkpoint.every = config.checkpoint.every or max(1, config.steps)
     run = CoordinatedRun(config, RUN_ID, folder, record, lambda *_: None, strategy, SILENCE_S)
     resumed, _ = run.resume() if resume else (None, "")
     dump(config, folder / "config.yaml")

@@ -28,7 +28,7 @@ from fedwan.site import joining, stub
 from fedwan.site.flight import Anew
 from fedwan.site.place import Place
 from fedwan.site.site import Membership
-from fedwan.state import State, state_of
+from fedwan.state import State, read_tensors_meta, state_of
 from fedwan.workloads.base import Batch
 from strategies import diloco, local_sgd, sync
 from tests.planes import eventually
@@ -344,6 +344,18 @@ def test_a_script_s_own_kinds_and_steps_complete_the_run(tmp_path: Path) -> None
     config = load_run(None, ["workload=command", "sites=2", "eval.every=0"])
     ran = fedwan.simulate(config, tmp_path, train=partial(script, steps=40))
     assert ran.model.versions == [2] and len(set(ran.site_sha256.values())) == 1
+
+
+def test_a_script_s_run_is_saved_as_often_as_its_strategy_has_it_and_goes_on(
+    tmp_path: Path,
+) -> None:
+    words = ["workload=command", "sites=2", "h=2", "eval.every=0"]
+    fedwan.simulate(load_run(None, [*words, "steps=8"]), tmp_path, train=script)
+    site = max(tmp_path.glob("s1/site-*.safetensors"))
+    assert read_tensors_meta(site)["version"] == 4
+    ran = fedwan.simulate(load_run(None, [*words, "steps=12"]), tmp_path, train=script, resume=True)
+    joins = [row["text"] for row in ran.records if row.get("event") in ("join", "rejoin")]
+    assert ran.model.versions == [6] and joins and all("version 4" in text for text in joins)
 
 
 def test_each_site_s_script_draws_from_a_seed_of_its_own(
