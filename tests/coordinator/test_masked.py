@@ -273,7 +273,7 @@ def test_who_is_in_the_present_sum_is_needed_for_it() -> None:
     round_ = SimpleNamespace(fragment=SimpleNamespace(index=0), version=4, merged=merges)
     hub: Any = SimpleNamespace(
         changed=Condition(),
-        registry=SimpleNamespace(absent=lambda now_s: []),
+        registry=SimpleNamespace(absent=lambda now_s: [], moved_s=0.0),
         _look=lambda: 0.0,
         rounds=SimpleNamespace(advance=lambda *_: ("wait", merges), present=round_),
         live=lambda: masking.names,

@@ -282,7 +282,7 @@ def test_an_identity_that_was_renewed_after_it_was_read_is_noticed_at_the_first_
     """A site reads it before it prepares its data, which may take hours."""
     identity = Identity.load(authority.directory / "s1")
     assert not Renewable(identity).renew()
-    authority.renew("s1", days=200)
+    authority.renew("s1")
     late = Renewable(identity)
     assert late.renew() and late.identity != identity
     assert not late.renew()
@@ -291,6 +291,7 @@ def test_an_identity_that_was_renewed_after_it_was_read_is_noticed_at_the_first_
 def test_an_identity_that_is_about_to_expire_is_told_once_a_day(
     authority: pki.Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    authority.renew("s1", days=90)
     clock = [now()]
     monkeypatch.setattr(admission, "now", lambda: clock[0])
     held = Renewable(Identity.load(authority.directory / "s1"))
