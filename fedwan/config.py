@@ -224,7 +224,7 @@ class RoundConfig:
     quorum: int = 0
     """Fewest sites a round may close with, or, where nobody waits for others, that must be live; 0
     takes the strategy's own, all of them for most. Who has gone is not waited for then, and who is
-    late until median + 3 MAD of past rounds' times."""
+    late until median + 3 deviations of past rounds' times."""
     patience_s: float = setting(600.0, POSITIVE)
     """Seconds to wait for missing sites while no site takes a step, before the run stops (with a
     quorum: before the first round closes without one that is here), and that a site keeps trying to

@@ -88,7 +88,7 @@ def _student(config: Config, kind: NetworkKind) -> InnerConfig:
     return InnerConfig(lr=lr, beta1=0.9, beta2=0.99)
 
 
-USES = ("site.precision", "site.accumulate", "site.partition")
+USES = ("site.precision", "site.accumulate")
 DEFAULTS = {
     "data.batch": 64,
     "steps": 2000,

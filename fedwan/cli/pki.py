@@ -158,4 +158,7 @@ def _tell_hosts(name: str, hosts: list[str]) -> None:
     from fedwan.link.certificates import COORDINATOR
 
     if name == COORDINATOR:
-        typer.echo(f"hosts   {', '.join(hosts)}: sites dial it at one of them; --host adds some")
+        typer.echo(
+            f"hosts   {', '.join(hosts)}: sites dial it at one of them; a --host is given with "
+            "all the others"
+        )

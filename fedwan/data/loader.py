@@ -223,7 +223,7 @@ class Fetch:
         places, seed = draw
         if isinstance(self._dataset, InMemory):
             return self._dataset.take(places)
-        with _seeded(seed):
+        with seeded(seed):
             batch = default_collate([self._dataset[place] for place in places.tolist() or [0]])
         return batch if len(places) else tree_map_only(Tensor, lambda leaf: leaf[:0], batch)
 
@@ -309,6 +309,9 @@ class Loader:
         self._seed()
         for _ in range(2):
             if self._batches is None:
+                if self._order is None:  # what a stream draws in workers is each site's own
+                    seed = derive_seed(self._generator.initial_seed(), "workers", self._epoch)
+                    self._loader.generator.manual_seed(seed)
                 with torch.device("cpu"):  # it draws a seed, from a generator there
                     self._batches = iter(self._loader)
             try:
@@ -422,7 +425,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """The global generators under a seed; afterwards they are as they were."""
     with lent_generators():
         torch.default_generator.manual_seed(seed)  # the CPU's alone

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import Subset, default_collate
 
 from fedwan.config import FILE_NAMES, Config, DataConfig, site_names
 from fedwan.data.files import MOST_HELD_OUT, open_files, read_held_out
-from fedwan.data.loader import Fetch, InMemory, Loader, copied, is_stream, tell
+from fedwan.data.loader import Fetch, InMemory, Loader, copied, is_stream, seeded, tell
 from fedwan.data.sources import check_data, data_at_site, source_of, split_indices
 from fedwan.errors import ConfigError
 from fedwan.extras import require
@@ -77,7 +77,9 @@ class Shard:
         In their order, of a stream as they come, on the CPU.
         """
         if is_stream(self.train):
-            if not (rows := list(islice(copied(self.train), start, start + num))):
+            with seeded(seed):
+                rows = list(islice(copied(self.train), start, start + num))
+            if not rows:
                 raise ConfigError("a stream of data gives no samples; see that it has some")
             return default_collate(rows)
         generator = torch.Generator().manual_seed(seed)
@@ -154,6 +156,10 @@ def dataset_of(module: ModuleType, config: Config, site: str) -> Shard:
                 f"dataset() of workload {config.workload!r} returned {what} for site {site!r}; "
                 "return a torch Dataset with samples, or a pair of two"
             )
+    if held_out is not None and not is_stream(held_out):
+        # In no order, as files': the first few, and either half, are to be of all classes.
+        generator = torch.Generator().manual_seed(derive_seed("dataset", "held out"))
+        held_out = Subset(held_out, torch.randperm(len(held_out), generator=generator).tolist())
     measured = None if held_out is None else Shard(held_out).drawn(MOST_HELD_OUT, 0)
     told = site_names(config).index(site) if config.data.labels == "site" else None
     flip = config.data.flip

@@ -52,7 +52,7 @@ class RoundRecord:
     norms: Mapping[str, float | None]
     """Of the contribution, by network."""
     round_s: float
-    """From the round's first contribution to its update."""
+    """From the round's beginning to its update."""
     fragment: int = 0
     """Which of the strategy's fragments."""
     staleness: int = 0

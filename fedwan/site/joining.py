@@ -70,8 +70,9 @@ def join(
                 site.log(loss=loss)
 
     Every process of a site calls it, with the same networks under the same initial weights: plain,
-    in DDP, sharded by FSDP2 or tensor parallel. Where there are several sites, torch's global
-    generator is seeded anew from its last seed and the site's name, so that sites draw differently.
+    in DDP, sharded by FSDP2 or tensor parallel. Where there are several sites, the global
+    generators of torch, Python and NumPy are seeded anew from torch's last seed and the site's
+    name, so that sites draw differently.
 
     Args:
         networks: by name, on their device; one that no optimiser steps is frozen, and must be the
@@ -83,8 +84,8 @@ def join(
             adversarial if several are trained, else regression.
         steps: completed steps of the run; the run's own `steps` go before.
         evaluate: gets a seed; figures of the weights that the networks then hold. `fd` is shown.
-        sample: gets a number and a seed; samples (num, channels, height, width) in [-1, 1] of the
-            weights that the networks then hold. They leave the site.
+        sample: gets a number and a seed; pictures (num, 1 or 3, height, width) in [-1, 1], or
+            points (num, 2), of the weights that the networks then hold. They leave the site.
 
     Raises:
         UserError: networks and optimisers do not fit together, or the script's processes differ.

@@ -12,11 +12,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from fedwan.data import InMemory
 from fedwan.data.loader import Loader
 from fedwan.errors import CheckpointError, ConfigError, UserError
+from fedwan.rng import NamedGenerators
 from fedwan.site.checkpoint import pack
 from fedwan.workloads.base import Batch
 from tests.data.files import refused
@@ -253,3 +255,24 @@ def test_what_a_worker_cannot_read_is_told_in_one_line(workers: int) -> None:
     with pytest.raises(ConfigError, match=r"^data.path: number \d cannot be read; remove it$"):
         next(source)
     source.close()
+
+
+class Drawing(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        while True:
+            yield torch.rand(())
+
+
+@pytest.mark.slow
+def test_what_a_stream_draws_in_workers_is_each_site_s_own_and_the_same_when_resumed() -> None:
+    firsts = []
+    for site in ("s1", "s2"):
+        loader = Loader(Drawing(), 2, NamedGenerators(0, site)["data"], workers=1)
+        firsts += [next(loader) for _ in range(3)][:1]
+        state, expected = loader.state_dict(), next(loader)
+        loader.close()
+        again = Loader(Drawing(), 2, NamedGenerators(0, site)["data"], workers=1)
+        again.load_state_dict(state)
+        assert torch.equal(next(again), expected)
+        again.close()
+    assert not torch.equal(*firsts)

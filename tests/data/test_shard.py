@@ -130,6 +130,8 @@ def test_any_data_set_becomes_a_shard_with_held_out_samples_or_without() -> None
     shard = dataset_of(page((one, other)), ASKED, "s1")
     assert shard.held_out["latents"].shape == (3, 2)
     assert dataset_of(page(shard), ASKED, "s1") is shard
+    by_class = dataset_of(page((one, torch.arange(200) // 20)), ASKED, "s1").held_out
+    assert len({*by_class[:64].tolist()}) == 10, "the first few are of all classes"
 
 
 def test_what_the_settings_say_of_data_holds_for_a_data_set_of_one_s_own() -> None:
