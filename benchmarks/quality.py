@@ -137,7 +137,7 @@ CASES = (
     Case("pix2pix", "photo_edges", "by_label", "diloco", 50, 5, sync=("data.split=by_label",)),
     Case("distill", "digits", "iid", "diloco", 20, both=STUDENT),
     Case("gan", "emoji", "iid", "diloco", 20, both=EMOJI_GAN),
-    Case("gan", "emoji", "by_label", "local_sgd", 20, both=EMOJI_GAN),
+    Case("gan", "emoji", "by_label", "experts", 20, both=EMOJI_GAN),
     Case("flow", "emoji", "iid", "diloco", 20, both=EMOJI_DIT),
     Case("flow", "emoji", "by_label", "experts", 20, both=EMOJI_DIT),
 )
