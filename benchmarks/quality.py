@@ -79,7 +79,10 @@ def _rate(lr: float, *networks: str) -> tuple[str, ...]:
     return tuple(f"inner.{network}.lr={lr:g}" for network in networks)
 
 
-MOMENTS = ("inner.velocity.state=average", "outer.velocity.lr=0.4")
+MOMENTS = (
+    *("inner.velocity.state=average", "inner.velocity.lr=1.5e-3", "inner.velocity.schedule=linear"),
+    *("outer.velocity.lr=0.8", "outer.velocity.momentum=0.8"),
+)
 GAN = ("generator", "discriminator")
 FULL = tuple(f"outer.{network}.lr=1" for network in GAN)
 """With momentum 0.5 a merged delta counts twice in the end; under the default of 0.5, once."""
