@@ -134,7 +134,7 @@ def _done(site: Any) -> dict[str, float]:
 
 def _held_bytes(site: Any) -> int:
     """Of weights, gradients and moments, in this process."""
-    from fedwan.site.group import local
+    from fedwan.pieces import local
 
     params = list(site.replica.inner.params.values())
     states = [s for o in site._script.optimizers.values() for s in o.state.values()]

@@ -86,7 +86,7 @@ def test_no_fault_breaks_a_run(part: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("scenario", "seeds"),
-    [("diloco", (3, 7)), ("diloco int2", (3, 10)), ("scaffnew", (6, 7))],
+    [("diloco", (3, 7)), ("diloco int2", (1, 4)), ("scaffnew", (6, 7))],
 )
 def test_a_site_s_newest_checkpoint_may_rot_without_a_trace_in_the_weights(
     scenario: str, seeds: tuple[int, ...]
