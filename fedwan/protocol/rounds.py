@@ -452,10 +452,8 @@ class Rounds(Generic[C, U]):
         due = due_step(present.fragment, present.version, h, self._num_versions * h)
         most = min(self._strategy.overlap.tau, present.fragment.steps(h) - 1)
         step = due + min(most, math.floor((now_s - sent_s) * speed))
-        own, until_s = (
-            self._paces.of(site),
-            self.deadline_s() - self._durations[index].travel_s(site),
-        )
+        own = self._paces.of(site)
+        until_s = self.deadline_s() - self._durations[index].travel_s(site)
         if own < speed or until_s < sent_s:
             can = math.floor(max(0.0, min(sent_s, until_s) - now_s) * min(own, speed))
             step = max(step, due - max(1, can))
