@@ -108,7 +108,7 @@ STUDENT = (f"model.teacher={TEACHER}", "model.student_steps=4", "steps=600")
 
 CASES = (
     Case("flow", "digits", "iid", "diloco", 50, sync=FLOW_SYNC),
-    Case("gan", "digits", "iid", "diloco", 50, 4, FULL),
+    Case("gan", "digits", "iid", "diloco", 50, 4, (*FULL, "inner.generator.state=ema")),
     Case("flow", "digits", "iid", "diloco", 20, 8, MOMENTS, sync=FLOW_SYNC),
     Case("gan", "digits", "iid", "diloco", 20, 8),
     # SNOO (2510.15830): an outer step over synchronous training, one site of the joint batch.

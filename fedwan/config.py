@@ -95,9 +95,11 @@ class InnerConfig:
     """Decoupled for `adamw`, added to the gradient otherwise."""
     clip_norm: float = 0.0
     """Largest norm of this network's gradient; 0 leaves it as it is."""
-    state: str = one_of("keep", "reset", "average")
+    state: str = one_of("keep", "reset", "average", "ema")
     """What becomes of its moments when an update lands: `keep`; `reset`, as if it had never
-    stepped; or `average`, they travel with the weights, uncoded, and are merged."""
+    stepped; or `average`, they travel with the weights, uncoded, and are merged. `ema` keeps them,
+    and merges what is beside them: a moving average of the weights over every step of every site,
+    which takes the place of that over merged weights."""
 
 
 @dataclass
@@ -439,10 +441,13 @@ NEEDS = (
         for key in "lr schedule beta1 beta2 weight_decay clip_norm".split()
     ),
     Needs("inner.*.beta2", lambda c, n: c.inner[n].name != "sgd", "another optimiser than sgd"),
-    Needs(
-        "inner.*.state",
-        lambda c, n: c.inner[n].name != "sgd" or c.inner[n].beta1 > 0,
-        "an optimiser with moments, such as sgd with beta1=0.9",
+    *(
+        Needs(
+            f"inner.*.state={state}",
+            lambda c, n: c.inner[n].name != "sgd" or c.inner[n].beta1 > 0,
+            "an optimiser with moments, such as sgd with beta1=0.9",
+        )
+        for state in ("reset", "average")
     ),
     *(
         Needs(f"privacy.{key}", lambda c, _: c.privacy.epsilon > 0, "privacy.epsilon=8")
@@ -472,7 +477,7 @@ NEEDS = (
             (lambda c, _: c.num_sites > 1, "sites=2 or more"),
             (lambda c, _: c.codec.up not in MASKED, "contributions to clip, codec.up=int4"),
             (lambda c, _: c.round.merge == "mean", "round.merge=mean"),
-            (lambda c, _: all(i.state != "average" for i in c.inner.values()), _NO_AVERAGE),
+            (lambda c, _: all(i.state in ("keep", "reset") for i in c.inner.values()), _NO_AVERAGE),
         )
     ),
     # Who is refused would depend on what the others have sent; what is clipped needs no gate.

@@ -49,7 +49,7 @@ from fedwan.state import (
     write_tensors,
 )
 from fedwan.strategy import Strategy
-from fedwan.workloads.optim import is_moment
+from fedwan.workloads.optim import ema_name, is_moment
 
 CHECKPOINT = "coordinator.safetensors"
 PREVIOUS = "coordinator.previous.safetensors"
@@ -226,7 +226,7 @@ class GlobalModel:
             self._readers.clear()
             update_ema(
                 self.ema,
-                {name: self.state[name] for name in update if name in self.ema},
+                {name: self.state[name] for name in update},
                 self.layout,
                 samples,
                 self._half_life,
@@ -403,14 +403,17 @@ def _averages(state: State) -> State:
 
 
 def update_ema(ema: State, state: State, layout: Layout, samples: int, half_life: float) -> None:
-    """Move `ema` towards `state`, in place; counters are copied.
+    """Move `ema` towards `state`, in place; counters are copied, and averages that sites have made.
 
     β = 0.5 ^ (samples / half-life), as in EDM2 (2312.02696): the average does not depend on how
     many steps, sites or samples (over all sites, since the last call) make a round.
     """
     weight = 1.0 - 0.5 ** (samples / half_life)
-    for name, value in state.items():
-        if layout[name].role is Role.COUNTER:
+    for name in state.keys() & ema.keys():
+        value, made = state[name], state.get(ema_name(name))
+        if made is not None:
+            ema[name].copy_(made)
+        elif layout[name].role is Role.COUNTER:
             ema[name].copy_(value)
         else:
             ema[name].lerp_(value.to(ema[name].dtype), weight)

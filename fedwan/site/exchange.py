@@ -145,6 +145,7 @@ class Exchange:
         one if the others went on without this site; at a pace of its own, it is the run's.
         """
         self._hook.after_step()
+        self._replica.average()
         if self._place.has_gradients:
             if not self.is_reduced:
                 raise UserError(

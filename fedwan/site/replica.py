@@ -6,7 +6,8 @@ time. Methods that read or write whole tensors are collective (`fedwan.site.grou
 that they are given are at rank 0 alone.
 
 Memory: one fp32 copy of this process's pieces, the global weights; of buffers alone where every
-site's own steps make these, for which the networks are in fp32.
+site's own steps make these, for which the networks are in fp32. Two more of a network whose average
+over every step travels.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from fedwan.state import (
     state_of,
 )
 from fedwan.workloads.home import staying_home
-from fedwan.workloads.optim import averaged, is_moment, model_name, moment_layout
+from fedwan.workloads.optim import averaged, ema_name, is_moment, model_name, moment_layout
 
 FIRST_COMPARED, COMPARED_EVERY = 3, 50
 """Gradients of a process that are compared with those of its site's others."""
@@ -59,7 +60,8 @@ class Replica:
 
     `inner` says by network what becomes of its moments when an update lands, `exclude` which of its
     tensors stay at this site; a network that no optimiser steps is frozen. `is_mirrored`: whether
-    the local weights are the global ones after every step.
+    the local weights are the global ones after every step. `half_life`: of an average over every
+    step, in steps.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Replica:
         group: Group | None = None,
         *,
         is_mirrored: bool = False,
+        half_life: float = 1.0,
     ) -> None:
         self.group = group or Group()
         check_trainable(networks)
@@ -108,6 +111,13 @@ class Replica:
         """While local weights of these names are written to; copies in optimisers follow."""
         self.group.agree("networks", hashlib.sha256(layout_to_json(layout).encode()).hexdigest())
         self._share_moments()
+        self._averages: State = {
+            name: self.live[name].to(self.layout[ema_name(name)].dtype, copy=True)
+            for name in layout
+            if ema_name(name) in self.layout
+        }
+        self._ema_share = 1.0 - 0.5 ** (1.0 / half_life)
+        self.live |= {ema_name(name): value for name, value in self._averages.items()}
         named = {n: t for n, t in self.live.items() if not (is_mirrored and self._is_stepped(n))}
         # Parameters in fp32, as the coordinator keeps them.
         own = {n: (t.float() if self._is_parameter(n) else t).clone() for n, t in named.items()}
@@ -191,6 +201,15 @@ class Replica:
             self.inner.begin(networks)
             named = {model_name(name): value for name, value in self.inner.state().items()}
             self.live |= {name: value for name, value in named.items() if name in self.layout}
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """A step is complete: averages over every step move towards the weights."""
+        if self._averages:
+            averages = {name: local(value) for name, value in self._averages.items()}
+            # The parameters themselves: what they hold may be replaced (`follow`).
+            weights = [local(self.inner.params[n]).to(v.dtype) for n, v in averages.items()]
+            torch._foreach_lerp_(list(averages.values()), weights, self._ema_share)
 
     def _forget_moments(self, names: Iterable[str]) -> None:
         """Of these parameters, where that is what becomes of them."""
@@ -368,10 +387,11 @@ class Replica:
     # Checkpoints, hashes, and a look at other weights --------------------------------------
 
     def pieces(self) -> State:
-        """What this process trains, without moments; no copies."""
+        """What this process trains, without its optimisers' moments; no copies."""
         self.follow()
         both = self.live | {f"{_OWN}{name}": value for name, value in self.local.items()}
-        return {name: local(value) for name, value in both.items() if not is_moment(name)}
+        moments = set(filter(is_moment, both)) - {*map(ema_name, self._averages)}
+        return {name: local(value) for name, value in both.items() if name not in moments}
 
     def load_pieces(self, pieces: State, *, with_model: bool) -> None:
         """Put back what `pieces` gave; what is the site's own always, the rest if asked to."""

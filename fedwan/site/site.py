@@ -111,6 +111,7 @@ class Site:
         self.replica = replica = Replica(
             *(script.networks, script.optimizers, config.inner, config.excluded, group),
             is_mirrored=strategy.is_mirrored,
+            half_life=config.steps / 10,
         )
         group.agree("initial weights", replica.initial_sha256)
         asks = (script.num_steps, script.evaluate is not None, script.sample is not None)

@@ -11,6 +11,10 @@ What a site has learned about its gradients is its own (`inner.NETWORK.state=kee
 with every update (`reset`), or is merged like running statistics (`average`). Then each moment is a
 tensor `network/parameter|field` that travels with its parameter, uncoded, and is merged by its
 role. Where sites go on stepping while an update flies, moments land as they departed.
+
+So does an average of the weights over every step (`inner.NETWORK.state=ema`), which is no moment of
+the optimiser: `network/parameter|ema`. An average over merged weights alone lacks what steps
+between two rounds average out.
 """
 
 from __future__ import annotations
@@ -125,14 +129,25 @@ def is_moment(name: str) -> bool:
     return "|" in name
 
 
+def ema_name(name: str) -> str:
+    """Of a parameter, the name of its average over every step.
+
+    >>> ema_name("net/weight")
+    'net/weight|ema'
+    """
+    return f"{name}|ema"
+
+
 def moment_layout(layout: Layout, inner: Mapping[str, InnerConfig]) -> Layout:
     """Specs of the moments that travel, in name order; `layout` is of the networks without them."""
-    shared, moments = averaged(inner), {}
+    moments: Layout = {}
     for name, spec in layout.items():
-        config = shared.get(network_of(name))
-        if config is None or spec.role is not Role.PARAMETER:
+        config = inner.get(network_of(name), InnerConfig())
+        if spec.role is not Role.PARAMETER:
             continue
-        for field, role in _moments(config).items():
+        if config.state == "ema":
+            moments[ema_name(name)] = TensorSpec(spec.shape, full_dtype(spec.dtype), Role.MEAN)
+        for field, role in _moments(config).items() if config.state == "average" else ():
             # With beta1 = 0 the first moment is the last gradient, which is not worth sending.
             if config.beta1 > 0 or field not in ("exp_avg", "momentum_buffer"):
                 shape = () if field == "step" else spec.shape

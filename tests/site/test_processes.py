@@ -111,6 +111,7 @@ def distance(a: State, b: State) -> float:
     [
         *zip(STRATEGIES, itertools.cycle(CUTS), strict=False),
         ("strategy=diloco", "gradients"),
+        ("strategy=diloco inner.net.state=ema", "fsdp"),
         ("strategy=sync inner.net.clip_norm=0.1", "fsdp"),
     ],
 )

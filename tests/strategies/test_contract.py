@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,14 +136,17 @@ def test_a_run_bears_a_site_that_dies_at_a_third_and_returns_at_two_thirds(
     assert ran.result.totals.rejoins == 1
 
 
-def test_a_site_that_dies_at_a_rounds_end_forgets_nothing_that_any_of_its_networks_owes(
-    tmp_path: Path,
+@pytest.mark.parametrize("state", ["keep", "ema"])
+@pytest.mark.parametrize("at", [1 / 2, 5 / 8])
+def test_a_site_that_dies_forgets_nothing_that_any_of_its_networks_owes_or_averages(
+    state: str, at: float, tmp_path: Path
 ) -> None:
-    inner = dict.fromkeys(TINY_GAN, TINY_GAN["discriminator"])
+    inner = dict.fromkeys(TINY_GAN, replace(TINY_GAN["discriminator"], state=state))
     sections: dict[str, Any] = {"codec": {"up": "int2"}, "checkpoint": {"every": 1}}
     sections |= {"kind": "regression", "network": {"discriminator": {"h": 2}}}
     config = tiny_config("diloco", inner, h=4, steps=16, **sections)
     whole = run_tiny(tmp_path / "a", config)
-    again = run_tiny(tmp_path / "b", config, absences={"s2": Absence(0.5, 0.5)})
+    again = run_tiny(tmp_path / "b", config, absences={"s2": Absence(at, at)})
     assert again.result.totals.rejoins == 1
     assert same_bits(whole.state, again.state)
+    assert same_bits(whole.result.model.ema, again.result.model.ema)

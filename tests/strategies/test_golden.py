@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from fedwan.protocol.policy import RoundPolicy
 from fedwan.rng import NamedGenerators
 from fedwan.state import State, layout_of, state_of
 from fedwan.strategy import Overlap, Strategy
+from fedwan.workloads.optim import ema_name
 from strategies.eager_diloco import Eager, LookAhead
 from strategies.scaffnew import ControlVariates
 from tests.support import (
@@ -29,6 +31,7 @@ from tests.support import (
     TinyWorkload,
     keep_local,
     run_tiny,
+    same_bits,
     tiny_config,
     tiny_shard,
 )
@@ -195,6 +198,52 @@ def test_control_variates_follow_the_equations(
             torch.testing.assert_close(total, torch.zeros_like(total), rtol=0, atol=1e-6)
     torch.testing.assert_close(ran.state, sites[0].weights, rtol=1e-4, atol=1e-5)
     assert any(variates[name].abs().max() > 1e-4 for variates in owed for name in variates)
+
+
+@pytest.mark.parametrize(("h", "momentum"), [(1, 0.0), (H, 0.5)])
+def test_an_average_over_every_step_of_every_site_follows_the_equation(
+    h: int, momentum: float, tmp_path: Path
+) -> None:
+    """e <- e + (1 - 2^(-10 / steps)) (x - e) at each site, and its mean where weights are merged.
+
+    With H = 1 and plain averaging it is the coordinator's own average of the merged weights.
+    """
+    words = {"outer": {"velocity": {"lr": 1.0, "momentum": momentum}}}
+    net = {"velocity": replace(ADAM, state="ema")}
+    ran = run_tiny(
+        tmp_path / "e", tiny_config("diloco", net, sites=SITES, h=h, steps=STEPS, **words)
+    )
+    sites = [Site(index, NET) for index in range(SITES)]
+    theta = {name: value.clone() for name, value in sites[0].weights.items()}
+    buffer = {name: torch.zeros_like(value) for name, value in theta.items()}
+    averages = [{name: v.clone() for name, v in theta.items()} for _ in sites]
+    for count in range(1, STEPS + 1):
+        for site, average in zip(sites, averages, strict=True):
+            site.step()
+            for name, value in site.weights.items():
+                average[name].lerp_(value, 1 - 2 ** (-10 / STEPS))
+        for name in theta if count % h == 0 else ():
+            delta = theta[name] - torch.stack([site.weights[name] for site in sites]).mean(0)
+            buffer[name] = momentum * buffer[name] + delta
+            theta[name] = theta[name] - delta - momentum * buffer[name]
+            merged = torch.stack([average[name] for average in averages]).mean(0)
+            for site, average in zip(sites, averages, strict=True):
+                site.weights[name].copy_(theta[name])
+                average[name].copy_(merged)
+    torch.testing.assert_close(ran.state, theta | add_ema(averages[0]), rtol=1e-4, atol=1e-5)
+    assert same_bits(
+        add_ema(ran.result.model.ema), {n: v for n, v in ran.state.items() if "|" in n}
+    )
+    assert len(ran.hashes) == 1
+    if h == 1:
+        plain = run_tiny(tmp_path / "p", tiny_config(sites=SITES, h=h, steps=STEPS, **words))
+        torch.testing.assert_close(
+            plain.result.model.ema, ran.result.model.ema, rtol=1e-4, atol=1e-5
+        )
+
+
+def add_ema(state: State) -> State:
+    return {ema_name(name): value for name, value in state.items()}
 
 
 # Error feedback ----------------------------------------------------------------------------------
