@@ -3,8 +3,9 @@
 A batch is any pytree of tensors; captions in one are a list of text. What is in it is decided in
 the process of the steps, by one generator; workers only fetch. So batches of a map-style data set
 are the same with any number of workers, and the state is where the last batch that was taken stands
-in that order. A data set that draws finds the global generators seeded for each batch; a stream
-(`IterableDataset`) has its own order, and keeps what it draws from in its `state_dict`.
+in that order. A data set that draws finds the global generators seeded for each sample, so that
+several processes of a site read their parts of a batch alone; a stream (`IterableDataset`) has its
+own order, and keeps what it draws from in its `state_dict`.
 """
 
 from __future__ import annotations
@@ -74,6 +75,16 @@ def map_rows(batch: Any, pick: Callable[[Any], Any]) -> Any:
         batch,
         is_leaf=_is_text,
     )
+
+
+def part_of(batch: Any, num: int, index: int) -> Any:
+    """One of equal parts of a batch, any pytree of tensors (samples, …) and lists of text."""
+
+    def cut(rows: Any) -> Any:
+        width = -(-len(rows) // num)
+        return rows[index * width : (index + 1) * width]
+
+    return batch if num == 1 else map_rows(batch, cut)
 
 
 def _is_text(value: Any) -> bool:
@@ -213,19 +224,28 @@ class _Order:
 
 
 class Fetch:
-    """Makes batches of a map-style data set, in a worker or in the process of the steps."""
+    """Makes batches of a map-style data set, in a worker or in the process of the steps.
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+    Of each `part` = (number of parts, index): nothing of the others is read.
+    """
+
+    def __init__(self, dataset: Any, part: tuple[int, int] = (1, 0)) -> None:
+        self._dataset, self._part = dataset, part
 
     def __getitems__(self, draw: tuple[Tensor, int]) -> Any:
-        """The batch; in memory it is one index operation."""
+        """The batch's part; in memory it is one index operation."""
         places, seed = draw
+        mine = part_of(places, *self._part)
         if isinstance(self._dataset, InMemory):
-            return self._dataset.take(places)
-        with seeded(seed):
-            batch = default_collate([self._dataset[place] for place in places.tolist() or [0]])
-        return batch if len(places) else tree_map_only(Tensor, lambda leaf: leaf[:0], batch)
+            return self._dataset.take(mine)
+        numbers = part_of(torch.arange(len(places)), *self._part).tolist()
+        with lent_generators():
+            rows = []
+            for number, place in zip(numbers or [0], mine.tolist() or [0], strict=True):
+                seed_globally(derive_seed(seed, number))
+                rows.append(self._dataset[place])
+            batch = default_collate(rows)
+        return batch if len(mine) else tree_map_only(Tensor, lambda leaf: leaf[:0], batch)
 
 
 class Loader:
@@ -237,7 +257,8 @@ class Loader:
     do it; `fedwan.join` has made that each site's own. `workers`
     processes read ahead; 0 reads when a batch is asked for. For `told` see `tell`; `flip` mirrors
     half of all pictures, `x` of a batch. `places` gives the samples of the n-th batch, counted from
-    1, (any number,) int64, in place of `batch_size` in turn.
+    1, (any number,) int64, in place of `batch_size` in turn. `part` = (number of parts, index): of
+    each batch that one of equal parts, as one of a site's processes takes it.
     """
 
     def __init__(
@@ -250,12 +271,13 @@ class Loader:
         told: int | None = None,
         flip: bool = False,
         places: Callable[[int], Tensor] | None = None,
+        part: tuple[int, int] = (1, 0),
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size = {batch_size} is out of range; choose 1 or more")
         self._is_seeded, self._batch_size = generator is not None, batch_size
         self._generator = generator = generator or torch.Generator()
-        self._device, self._told, self._flip = device, told, flip
+        self._device, self._told, self._flip, self._part = device, told, flip, part
         self.taken = 0
         """Batches so far."""
         self._epoch = 0
@@ -279,7 +301,7 @@ class Loader:
         else:
             self._order = _Order(len(dataset), batch_size, generator, places)
             self._loader = StatefulDataLoader(
-                Fetch(dataset), batch_sampler=self._order, collate_fn=_as_it_is, **shared
+                Fetch(dataset, part), batch_sampler=self._order, collate_fn=_as_it_is, **shared
             )
         self._batches: Iterator[Any] | None = None
         self._state: dict[str, Tensor] = self._order.state_dict() if self._order else {}
@@ -290,7 +312,9 @@ class Loader:
     def __next__(self) -> Any:
         """The next samples, on the loader's device; a `ConfigError` if they cannot be read."""
         batch = self._next()
-        if self._order is not None:
+        if self._order is None:
+            batch = part_of(batch, *self._part)
+        else:
             self._state = self._order.taken()
         self.taken += 1
         batch = tree_map_only(Tensor, lambda leaf: _moved(leaf, self._device), batch)
@@ -340,8 +364,10 @@ class Loader:
         x = _field(batch, "x", "data.flip=true")
         seed = derive_seed(self._generator.initial_seed(), "flip", self.taken)
         generator = torch.Generator().manual_seed(seed)
-        draws = torch.rand(len(x), generator=generator, dtype=torch.float32, device="cpu")
-        chosen = (draws < 0.5).to(x.device).view(-1, *(1,) * (x.dim() - 1))
+        num = len(x) * self._part[0]
+        draws = torch.rand(num, generator=generator, dtype=torch.float32, device="cpu")
+        mine = part_of(draws < 0.5, *self._part)
+        chosen = mine.to(x.device).view(-1, *(1,) * (x.dim() - 1))
         return _replaced(batch, "x", torch.where(chosen, x.flip(-1), x))
 
     def state_dict(self) -> dict[str, Any]:
@@ -428,7 +454,12 @@ def _as_it_is(batch: Any) -> Any:
 def seeded(seed: int) -> Iterator[None]:
     """The global generators under a seed; afterwards they are as they were."""
     with lent_generators():
-        torch.default_generator.manual_seed(seed)  # the CPU's alone
-        random.seed(seed)
-        np.random.seed(seed % (1 << 32))
+        seed_globally(seed)
         yield
+
+
+def seed_globally(seed: int) -> None:
+    """Seed the global generators of the CPU."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))

@@ -66,9 +66,10 @@ class Shard:
         generator: torch.Generator,
         device: torch.device | str = "cpu",
         places: Callable[[int], Tensor] | None = None,
+        part: tuple[int, int] = (1, 0),
     ) -> Loader:
         """Endless reshuffled batches, with the labels that networks are told; see `Loader`."""
-        settings = self.workers, self.told, self.flip, places
+        settings = self.workers, self.told, self.flip, places, part
         return Loader(self.train, batch_size, generator, device, *settings)
 
     def drawn(self, num: int, seed: int, start: int = 0) -> Any:

@@ -77,7 +77,8 @@ def train(
     rng = NamedGenerators(seed, f"{name}/{rank}" if rank else name)
     order = (rng if not rank else NamedGenerators(seed, name))["data"]
     places = None if privacy is None else privacy.places
-    loader = shard.loader(config.data.batch, order, member.device, places)
+    part = group.size, rank
+    loader = shard.loader(config.data.batch, order, member.device, places, part)
     train_own(workload.networks.values(), site_names(config).index(name), shard.count)
     is_of_inputs = getattr(workload, "samples_from_inputs", False)
     may_show = member.show_samples or shard.public or not is_of_inputs

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from fedwan.app import has_own_data
 from fedwan.config import Config
+from fedwan.data.loader import part_of
 from fedwan.errors import ConfigError, FedwanError
 from fedwan.metrics import measure_quality, num_generated
 from fedwan.rng import NamedGenerators, derive_seed
@@ -32,7 +33,7 @@ from fedwan.workloads.base import Batch, Reduce
 from fedwan.workloads.optim import build_optimizers, clip
 from fedwan.workloads.precision import HALF, full_dtype, recompute_blocks
 from fedwan.workloads.privacy import Privacy, trained
-from fedwan.workloads.sharding import Processes, part_of
+from fedwan.workloads.sharding import Processes
 
 _LEAST_SCALE = 2.0**-10
 
@@ -76,9 +77,9 @@ class Descent(ABC):
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
         """One completed step of all trained networks, each against the others as they were.
 
+        `batch` is this process's part of the site's.
         `reduce` gets complete, finite gradients; a `FedwanError` where they are so at no scale.
         """
-        batch = part_of(batch, self.processes.size, self.processes.rank)
         losses = self._compute(batch, rng)
         while not self._unscale():
             losses = self._compute(batch, rng)

@@ -15,20 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedwan.data.loader import map_rows
 from fedwan.pieces import reshard
-from fedwan.workloads.base import Batch
-
-
-def part_of(batch: Batch, num: int, index: int) -> Batch:
-    """One of equal parts of a batch, any pytree of tensors (samples, …) and lists of text."""
-
-    def cut(rows: Any) -> Any:
-        width = -(-len(rows) // num)
-        return rows[index * width : (index + 1) * width]
-
-    part: Batch = batch if num == 1 else map_rows(batch, cut)
-    return part
 
 
 class Processes:

@@ -147,6 +147,42 @@ def test_other_samples_are_mirrored_in_each_batch_and_the_same_ones_when_resumed
     assert torch.equal(next(resumed).x, next(source).x)
 
 
+class Pictures(Noisy):
+    """Notes what was read."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __getitem__(self, place: int) -> Any:
+        self.read.append(place)
+        x = torch.stack([torch.tensor(float(place)), torch.rand(())])
+        return {"x": x, "caption": f"number {place}"}
+
+
+class Rows(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return ({"x": row, "caption": str(row)} for row in torch.arange(48.0).view(24, 2))
+
+
+IN_MEMORY = InMemory({"x": torch.arange(40.0).view(20, 2), "caption": [*"abcdefghijklmnopqrst"]})
+
+
+@pytest.mark.parametrize("kind", [Pictures, Rows, lambda: IN_MEMORY], ids=["map", "stream", "held"])
+def test_processes_take_parts_of_the_batches_of_one_and_read_no_more_than_these(kind: Any) -> None:
+    def made(*part: int) -> tuple[Any, list[Any]]:
+        held, generator = kind(), torch.Generator().manual_seed(3)
+        source = Loader(held, 6, generator, flip=True, part=part or (1, 0))  # type: ignore[arg-type]
+        return held, [next(source) for _ in range(5)]
+
+    (_, whole), *parts = made(), *(made(3, index) for index in range(3))
+    for number, batch in enumerate(whole):
+        mine = [batches[number] for _, batches in parts]
+        assert torch.equal(torch.cat([part["x"] for part in mine]), batch["x"])
+        assert sum((part["caption"] for part in mine), []) == batch["caption"]
+    if kind is Pictures:
+        assert [len(held.read) for held, _ in parts] == [10, 10, 10]
+
+
 def test_batches_do_not_depend_on_what_a_script_has_made_torchs_default() -> None:
     x = torch.arange(48.0).view(12, 1, 2, 2)
 
