@@ -56,8 +56,9 @@ MOST_COMPARED = 4096
 """Samples of a shard that are kept, compared with each other and examined, at most."""
 MOST_BYTES = 64 << 20
 """Of those that are kept; of images of 256 x 256 pixels they are some dozens."""
-LEAST_COMPARED = 512
-"""Samples that are compared though fewer are kept."""
+LEAST_COMPARED, MOST_READ = 512, 1 << 30
+"""Samples that are compared though fewer are kept, and the most bytes of these: images of
+1024 x 1024 pixels take 50 ms each, and a step waits for them."""
 COMPARED_AT_ONCE = 64
 DEVIATIONS = 2.0
 """By which the number of pairs seen may be too high, as a Poisson number is."""
@@ -110,8 +111,9 @@ class Vitals:
         num = max(FEWEST_EXAMINED, min(MOST_COMPARED, MOST_BYTES // bytes_each))
         self._some = shard.drawn(num, seed)
         keys = [sample_keys(first_leaf(self._some))]
-        for start in range(num, min(LEAST_COMPARED, shard.num_samples), COMPARED_AT_ONCE):
-            more = shard.drawn(min(COMPARED_AT_ONCE, LEAST_COMPARED - start), seed, start)
+        compared = min(LEAST_COMPARED, MOST_READ // bytes_each, shard.num_samples)
+        for start in range(num, compared, COMPARED_AT_ONCE):
+            more = shard.drawn(min(COMPARED_AT_ONCE, compared - start), seed, start)
             keys.append(sample_keys(first_leaf(more)))
         if shard.num_samples:
             share = distinct_share(torch.cat(keys), shard.num_samples)
