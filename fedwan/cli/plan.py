@@ -70,7 +70,7 @@ def plan(
     from fedwan.link.measure import read_measurement
     from fedwan.planner.candidates import Question, candidates, synthetic_layout
     from fedwan.planner.costs import Costs, measured_link, modelled_link
-    from fedwan.planner.predict import predict, rank, row_of, table_lines, why, words_of
+    from fedwan.planner.predict import line_of, predict, rank, row_of, table_lines, why, words_of
 
     found_link = measured_link(read_measurement(link)) if link else modelled_link(config.link)
     question = Question(
@@ -95,7 +95,9 @@ def plan(
         )
     typer.echo(f"{_heading(question)}\n")
     typer.echo("\n".join(table_lines(ranked, question, most=0 if is_all else SHOWN)) + "\n")
-    typer.echo(f"advice: {why(ranked)}\nwords: {words_of(ranked[0], question)}")
+    typer.echo(f"advice: {why(ranked)}")
+    typer.echo(f"coordinator's line: {line_of(ranked[0], question)}")
+    typer.echo(f"words: {words_of(ranked[0], question)}")
     rows = [row_of(prediction, question) for prediction in ranked]
     write_option(json_path, "".join(json.dumps(row) + "\n" for row in rows))
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedwan.output.units import aligned, bytes_text, duration_text
+from fedwan.output.units import aligned, bytes_text, duration_text, sites_text
 from fedwan.planner.candidates import Candidate, Question, candidate
 from fedwan.planner.costs import global_bytes
 from fedwan.planner.virtual import Course, VirtualRun
@@ -42,12 +42,18 @@ class Prediction:
     candidate: Candidate
     utilisation: float
     """Share of the time in which sites compute; NaN if the run would stop."""
-    bytes_per_step: float
-    """Of a site, both ways."""
+    up_per_step: float
+    down_per_step: float
+    """Bytes of a site."""
     wall_s: float
     num_bytes: float
     stopped: str = ""
     """Why the run would stop, if it would."""
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Of a site, both ways."""
+        return self.up_per_step + self.down_per_step
 
     @property
     def family(self) -> tuple[str, str]:
@@ -85,7 +91,8 @@ def _predict(chosen: Candidate, question: Question, cache: dict[object, Course])
     return Prediction(
         candidate=chosen,
         utilisation=utilisation,
-        bytes_per_step=up + down,
+        up_per_step=up,
+        down_per_step=down,
         wall_s=first_s + num_steps * question.step_s / utilisation,
         num_bytes=first_bytes + (up + down) * num_steps * num_sites,
         stopped=course.stopped,
@@ -168,6 +175,17 @@ def _setting(prediction: Prediction) -> str:
     if tau := candidate.strategy.overlap.tau:
         text += f", {candidate.num_fragments} fragments, τ = {tau}"
     return text
+
+
+def line_of(best: Prediction, question: Question) -> str:
+    """What the coordinator's own line must carry: all sites go through it."""
+    sites = question.config.num_sites
+    pace = 8e-6 * sites * best.utilisation / question.step_s
+    into, out = (
+        f"{value:,.0f}" if (value := pace * num_bytes) >= 100 else f"{value:.3g}"
+        for num_bytes in (best.up_per_step, best.down_per_step)
+    )
+    return f"{into} Mbit/s in and {out} out on average, of {sites_text(sites)}"
 
 
 def words_of(best: Prediction, question: Question) -> str:
