@@ -175,10 +175,10 @@ class TextToImage(Simple):
     def __init__(self, config: Config, device: torch.device | str) -> None:
         self.model = Model(**config.model)
         self.folder = folder = Folder(self.model.path, self.model.min_snr)
-        is_half = self.model.lora and config.site.precision == "bf16-mixed"
+        # What never moves needs no more than what it is multiplied in.
+        self._frozen = torch.bfloat16 if config.site.precision == "bf16-mixed" else torch.float32
         with seeded_init(config.seed):
-            # What never moves needs no more than what it is multiplied in.
-            dtype = torch.bfloat16 if is_half else torch.float32
+            dtype = self._frozen if self.model.lora else torch.float32
             network = folder.load(folder.part, device, dtype).train()
             if self.model.lora:
                 _adapt(network, self.model)
@@ -227,7 +227,8 @@ class TextToImage(Simple):
         model = {"model": str(folder), "files": stamp_of(folder)}
         told = "\n".join(shard.held_out["caption"])  # of those that could be read
         model["held_out"] = hashlib.sha256(told.encode()).hexdigest()
-        return {**model, "data": shard.train.stamp(), "size": self._side, "flip": shard.flip}
+        data = {"data": shard.train.stamp(), "size": self._side, "flip": shard.flip}
+        return {**model, **data, "embeddings": str(self._frozen)}
 
     def _encode(self, shard: Shard, made: Path) -> None:
         """Write the files of `prepare`, a batch at a time."""
@@ -244,7 +245,7 @@ class TextToImage(Simple):
         latents.flush()
         for name, of in {"captions": captions, "held_out": held_out}.items():
             write_atomically(made / f"{name}.npy", partial(np.save, arr=np.array(of, np.int64)))
-        encoders, done = self.folder.encoders(self.device), 1
+        encoders, done = self.folder.encoders(self.device, self._frozen), 1
         tables: dict[str, Any] = {}
         for name, values in self.folder.told(encoders).items():
             shape = (1 + len(numbers), *values.shape[1:])
@@ -305,7 +306,7 @@ class TextToImage(Simple):
     def _draw(self, num: int, seed: int) -> Tensor:
         """Of the prompts in turn, (num, 3, size, size)."""
         if self._shown is None:
-            encoders = self.folder.encoders(self.device)
+            encoders = self.folder.encoders(self.device, self._frozen)
             both = [self.folder.told(encoders)]
             both += [self.folder.told(encoders, self.model.prompts)] if self.model.prompts else []
             self._shown = {name: torch.cat([told[name] for told in both]) for name in both[0]}

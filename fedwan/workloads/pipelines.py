@@ -103,14 +103,16 @@ class Folder:
                 )
         return made.to(device, dtype).eval()  # type: ignore[no-any-return]
 
-    def encoders(self, device: torch.device) -> Any:
+    def encoders(self, device: torch.device, dtype: torch.dtype) -> Any:
         """The pipeline without denoiser and VAE."""
         kind = getattr(self.library, self.kind)
         unused = {self.part, "vae", "safety_checker"} & self.index.keys()
         given = dict.fromkeys(unused | self.absent)
         # Reading draws weights first, or replaces torch.nn.init meanwhile.
         with reading(self.path, "its text encoders"), lent_generators():
-            made = kind.from_pretrained(self.path, use_safetensors=True, **given).to(device)
+            made = kind.from_pretrained(
+                self.path, use_safetensors=True, torch_dtype=dtype, **given
+            ).to(device)
         if "text_encoder_3" in self.absent:  # it asks for the size of an embedding
             made.transformer = SimpleNamespace(config=SimpleNamespace(**self.settings))
         return made

@@ -247,11 +247,12 @@ def test_large_pictures_are_encoded_and_made_in_parts(
 
 
 @pytest.mark.parametrize("make", [stable_diffusion, stable_diffusion_3])
-def test_in_half_precision_the_denoiser_alone_samples_in_it(
+def test_in_half_precision_the_denoiser_and_text_encoders_alone_compute_in_it(
     make: Callable[[Path], Path], pictures: Path, tmp_path: Path
 ) -> None:
     chosen = config(make(tmp_path / "in"), pictures, prompts=["a red one"])
-    full = Trained(copy.deepcopy(chosen), tmp_path).workload.sample(2, 0)
+    whole = Trained(copy.deepcopy(chosen), tmp_path).workload
+    full = whole.sample(2, 0)
     chosen.site.precision = "bf16-mixed"
     run, dtypes = Trained(chosen, tmp_path), []
     for module in (run.workload.networks["denoiser"], run.workload.networks["vae"].decoder):
@@ -259,6 +260,9 @@ def test_in_half_precision_the_denoiser_alone_samples_in_it(
     made = run.workload.sample(2, 0)
     assert dtypes == [*[torch.bfloat16] * 3, torch.float32]
     assert made.dtype == torch.float32 and 0 < (made - full).abs().max() < 0.1
+    told = [workload._of(torch.arange(3)) for workload in (run.workload, whole)]
+    is_half = [all(torch.equal(v, v.bfloat16().float()) for v in t.values()) for t in told]
+    assert is_half == [True, False]
 
 
 @pytest.mark.parametrize("make", [stable_diffusion, stable_diffusion_3])
