@@ -86,12 +86,12 @@ def demo(words: Words = None, resume: Resume = False) -> None:
 
 def launch(
     words: Annotated[
-        list[str],
+        list[str] | None,
         argument(
             "[KEY=VALUE]... -- COMMAND...",
             "Settings, such as h=50 codec.up=int4, then the command that each site runs.",
         ),
-    ],
+    ] = None,
     sites: Annotated[
         int | None, typer.Option("--sites", help="How many sites; 2 if left out.")
     ] = None,
@@ -103,13 +103,13 @@ def launch(
 
     fedwan launch --sites 2 h=50 -- torchrun --nproc-per-node 2 train.py
 
-    fedwan launch --resume --sites 3 out=runs/launch
+    fedwan launch --resume
 
     The script calls fedwan.join; docs/start.md shows how.
 
     Results are in runs/launch; a second launch goes to runs/launch-2, and so on.
     """
-    settings, command = split_words(words, needs_command=not resume)
+    settings, command = split_words(words or [], needs_command=not resume)
     out = choose_folder(Path("runs/launch"), settings, resume=resume)
     given = [f"sites={2 if sites is None else sites}", "workload=command"]
     if resume and (out / "config.yaml").exists():
@@ -125,8 +125,9 @@ def split_words(words: list[str], *, needs_command: bool = True) -> tuple[list[s
     """
     count = next((i for i, word in enumerate(words) if "=" not in word), len(words))
     if count == len(words) and needs_command:
+        what = repr(shlex.join(words)) if words else "fedwan launch"
         raise ConfigError(
-            f"{shlex.join(words)!r} names no command; write it after --, as in "
+            f"{what} names no command; write it after --, as in "
             "fedwan launch --sites 2 -- python train.py"
         )
     return words[:count], words[count:]

@@ -44,6 +44,8 @@ def test_help_names_every_command(fedwan: Command) -> None:
         (("config", "--list", "h=50"), "--list has every key: h=50 changes nothing; leave it out"),
         (("train",), "No such command 'train'; see fedwan --help"),
         (("demo", "--fast"), "No such option"),
+        (("launch",), "fedwan launch names no command; write it after --"),
+        (("launch", "--resume"), "out = "),
         (("launch", "--sites", "0", "python", "x.py"), "sites = 0 is out of range; choose"),
         (
             ("launch", "data.size=32", "steps=9", "python", "x.py"),
