@@ -212,12 +212,13 @@ def compare(case: Case, runs: Runs, seeds: Sequence[int], share: float) -> Row:
     )
     fds, sync_fds, modes = ours["fd"], sync["fd"], ours["modes"]
     is_spread, num_classes = len(fds) > 1, find_source(case.data).num_classes
-    given, has_moments = {*case.own, *case.both}, ".state=average" in " ".join(case.own)
+    given, own = {*case.own, *case.both}, " ".join(case.own)
+    beside = ", moments" * (".state=average" in own) + ", every step's ema" * (".state=ema" in own)
     told = ", told the site" if SITE[-1] in case.own else ", told the class"
     return {
         "workload": case.workload + told * bool(given & {*CLASS, *DIT}),
         **columns_of(case, "data split"),
-        "strategy": case.strategy + ", int4" * (INT4[0] in given) + ", moments" * has_moments,
+        "strategy": case.strategy + ", int4" * (INT4[0] in given) + beside,
         **columns_of(case, "h sites"),
         "seeds": len(seeds),
         "fd_mean": ours.mean("fd"),
