@@ -117,6 +117,9 @@ class Replica:
             if ema_name(name) in self.layout
         }
         self._ema_share = 1.0 - 0.5 ** (1.0 / half_life)
+        # The parameters themselves: what they hold may be replaced (`follow`).
+        followed = [(local(v), local(self.inner.params[n])) for n, v in self._averages.items()]
+        self._followed = tuple(map(list, zip(*followed, strict=True)))
         self.live |= {ema_name(name): value for name, value in self._averages.items()}
         named = {n: t for n, t in self.live.items() if not (is_mirrored and self._is_stepped(n))}
         # Parameters in fp32, as the coordinator keeps them.
@@ -205,11 +208,10 @@ class Replica:
     @torch.no_grad()
     def average(self) -> None:
         """A step is complete: averages over every step move towards the weights."""
-        if self._averages:
-            averages = {name: local(value) for name, value in self._averages.items()}
-            # The parameters themselves: what they hold may be replaced (`follow`).
-            weights = [local(self.inner.params[n]).to(v.dtype) for n, v in averages.items()]
-            torch._foreach_lerp_(list(averages.values()), weights, self._ema_share)
+        if self._followed:
+            averages, weights = self._followed
+            cast = [weight.to(mean.dtype) for mean, weight in zip(averages, weights, strict=True)]
+            torch._foreach_lerp_(averages, cast, self._ema_share)
 
     def _forget_moments(self, names: Iterable[str]) -> None:
         """Of these parameters, where that is what becomes of them."""
