@@ -1,12 +1,13 @@
 """What is left of a run's work while its processes are killed again and again.
 
-`timed`, pix2pix's size, steps of 0.1 s, four sites, H = 50, int4, a link of 100 Mbit/s and 100 ms
-each: a coordinator and sites as services, in a network and on a disk of their own. A process is
-killed at random moments, so many an hour; the coordinator is started again as soon as it has ended.
+`timed`, steps of 0.1 s, H = 50, int4, a link of 100 Mbit/s and 100 ms each: a coordinator and
+sites as services, in a network and on a disk of their own; four of pix2pix's size, or `--sites` of
+them with as many values together, which two processors carry. A process is killed at random
+moments, so many an hour of all sites; the coordinator is started again as soon as it has ended.
 Goodput is the weight of the contributions that were merged in a second (1 for H steps), over that
-of the run that nothing disturbed, counted from the third version on. Where `quorum` is 3, a round
-goes on without a site that is late. Needs root. `--quick`: two fifths of the time. `--hour`: an
-hour, in which the coordinator is killed six times.
+of the run that nothing disturbed, counted from the third version on. Where there is a `quorum`, a
+round goes on without an eighth of the sites, one at least. Needs root. `--quick`: two fifths of the
+time. `--hour`: an hour, in which the coordinator is killed six times.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from typing import NamedTuple
 from benchmarks.harness.federation import RECIPE, Services, kill
 from benchmarks.harness.table import Row, columns_of
 
-SITES = 4
 FIRST = 3
 DISK = "size=10g"
 UNDISTURBED_S = 90.0
@@ -32,6 +32,7 @@ COORDINATOR = "flwr-serverapp"
 
 class Case(NamedTuple):
     strategy: str
+    sites: int
     quorum: int
     killed: str
     per_hour: float
@@ -39,9 +40,9 @@ class Case(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        words = "workload=timed h=50 steps=100000 codec.up=int4 codec.down=int4"
-        words += f" strategy={self.strategy} sites={SITES} round.quorum={self.quorum}"
-        words += " eval.every=0"
+        words = "workload=timed h=50 steps=100000 codec.up=int4 codec.down=int4 eval.every=0"
+        words += f" strategy={self.strategy} sites={self.sites} round.quorum={self.quorum}"
+        words += f" model.width={round(64 * (4 / self.sites) ** 0.5)}"
         if self.strategy == "streaming_diloco":
             words += " stream.fragments=10 stream.tau=40"
         return f"{words} link.rate_mbit=100 link.rtt_ms=100".split()
@@ -49,16 +50,18 @@ class Case(NamedTuple):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hour", action="store_true", help="six kills of the coordinator an hour")
+    parser.add_argument("--sites", type=int, default=4, help="how many; 4 if left out")
 
 
 def cases(args: argparse.Namespace) -> list[Case]:
-    strategies = ("diloco", "streaming_diloco")
+    strategies, sites = ("diloco", "streaming_diloco"), args.sites
     if args.hour:
-        return [Case(strategy, 0, COORDINATOR, 6, 3600) for strategy in strategies]
+        return [Case(strategy, sites, 0, COORDINATOR, 6, 3600) for strategy in strategies]
     found = []
     for strategy in strategies:
-        found += [Case(strategy, quorum, RECIPE, 125, 300) for quorum in (0, SITES - 1)]
-        found.append(Case(strategy, 0, COORDINATOR, 60, 240))
+        for quorum in (0, sites - max(1, sites // 8)):
+            found.append(Case(strategy, sites, quorum, RECIPE, 125, 300))
+        found.append(Case(strategy, sites, 0, COORDINATOR, 60, 240))
     return found
 
 
@@ -67,7 +70,7 @@ def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     _, _, undisturbed = _rate(case._replace(killed="", per_hour=0, seconds=UNDISTURBED_S * share))
     faults, seconds, rate = _rate(case._replace(seconds=case.seconds * share))
     return {
-        **columns_of(case, "strategy quorum"),
+        **columns_of(case, "strategy sites quorum"),
         "killed": "coordinator" if case.killed == COORDINATOR else "site",
         "per_hour": case.per_hour,
         "faults": faults,
@@ -84,7 +87,8 @@ def _rate(case: Case) -> tuple[int, float, float]:
     # The same moments for every strategy and quorum.
     rng, faults = random.Random(f"{case.killed} {case.per_hour}"), 0
     folder = Path(tempfile.mkdtemp(prefix="fedwan-goodput-")) / "run"
-    run = Services(folder, [f"s{number}" for number in range(1, SITES + 1)], case.words, DISK)
+    names = [f"s{number}" for number in range(1, case.sites + 1)]
+    run = Services(folder, names, case.words, DISK)
     try:
         run.start()
         run.reach(FIRST)
