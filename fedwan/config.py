@@ -98,8 +98,8 @@ class InnerConfig:
     state: str = one_of("keep", "reset", "average", "ema")
     """What becomes of its moments when an update lands: `keep`; `reset`, as if it had never
     stepped; or `average`, they travel with the weights, uncoded, and are merged. `ema` keeps them,
-    and merges what is beside them: a moving average of the weights over every step of every site,
-    which takes the place of that over merged weights."""
+    and merges what is beside them, coded: a moving average of the weights over every step of every
+    site, which takes the place of that over merged weights."""
 
 
 @dataclass

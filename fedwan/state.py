@@ -107,6 +107,24 @@ def network_of(name: str) -> str:
     return name.partition("/")[0]
 
 
+def is_moment(name: str) -> bool:
+    """Whether a tensor travels beside the model: a moment, or an average over every step.
+
+    >>> is_moment("generator/main.0.weight|exp_avg"), is_moment("generator/main.0.weight")
+    (True, False)
+    """
+    return "|" in name
+
+
+def ema_name(name: str) -> str:
+    """Of a parameter, the name of its average over every step.
+
+    >>> ema_name("net/weight")
+    'net/weight|ema'
+    """
+    return f"{name}|ema"
+
+
 def role_of_buffer(name: str, value: Tensor) -> Role:
     """How a buffer is merged, by its name and kind."""
     leaf = name.rpartition(".")[2]

@@ -31,13 +31,13 @@ from fedwan.pieces import local, piece_like
 from fedwan.state import (
     Role,
     State,
+    is_moment,
     network_of,
     read_tensors,
     role_of_buffer,
     select_prefix,
     spectral_norms,
 )
-from fedwan.workloads.optim import is_moment
 
 if TYPE_CHECKING:
     from fedwan.workloads.descent import Descent

@@ -41,7 +41,7 @@ from fedwan.fragments import Fragment
 from fedwan.pieces import local
 from fedwan.recipes import APART, AVERAGING, GATE, codec, deltas_in_rounds
 from fedwan.site.replica import Replica
-from fedwan.state import Role, add_prefix, network_of
+from fedwan.state import Role, add_prefix, is_moment, network_of
 from fedwan.strategy import Landing, SiteHook, Strategy
 
 USES = (
@@ -72,7 +72,8 @@ class ControlVariates(SiteHook):
     def __init__(self, momentum: Mapping[str, float], replica: Replica) -> None:
         super().__init__()
         self._replica, self._momentum = replica, momentum
-        names = [name for name, spec in replica.layout.items() if spec.role is Role.PARAMETER]
+        layout = replica.layout.items()
+        names = [n for n, spec in layout if spec.role is Role.PARAMETER and not is_moment(n)]
         # The parameters themselves: what they hold may be replaced (`Replica.follow`).
         live = {name: local(replica.inner.params[name]) for name in names}
         pushed = [name for name in names if momentum[network_of(name)]]

@@ -32,8 +32,7 @@ from fedwan.link.buffer import Buffer, FileBuffer, UploadReception
 from fedwan.link.tls import has_signed
 from fedwan.protocol.gate import LARGEST_COUNTER
 from fedwan.protocol.round import Key
-from fedwan.state import Layout, Role, network_of
-from fedwan.workloads.optim import is_moment
+from fedwan.state import Layout, Role, is_moment, network_of
 
 _LARGEST_BUFFER = torch.finfo(torch.float32).max / 8
 """Sum of squares: merging is in fp32, and of two means the square of their difference is taken."""
@@ -197,7 +196,7 @@ def inspect(payload: Source, layout: Layout, codec: Codec) -> Measures:
             raise PayloadError(
                 f"tensor {name!r} holds values that are not finite, or too large to square; {mend}"
             )
-        if spec.role is Role.PARAMETER:
+        if spec.role is Role.PARAMETER and not is_moment(name):
             squares[network] += square
         elif spec.role is Role.VARIANCE and spec.num_values and float(coded.tensor().min()) < 0:
             raise PayloadError(f"variance {name!r} is below zero; refused")

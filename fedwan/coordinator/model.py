@@ -36,8 +36,10 @@ from fedwan.state import (
     add_prefix,
     check_tensors,
     clone,
+    ema_name,
     hash_hashes,
     hash_state,
+    is_moment,
     layout_from_json,
     layout_to_json,
     mapped,
@@ -49,7 +51,6 @@ from fedwan.state import (
     write_tensors,
 )
 from fedwan.strategy import Strategy
-from fedwan.workloads.optim import ema_name, is_moment
 
 CHECKPOINT = "coordinator.safetensors"
 PREVIOUS = "coordinator.previous.safetensors"

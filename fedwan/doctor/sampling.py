@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedwan.codecs import Coded
 from fedwan.rng import derive_seed
-from fedwan.state import Layout, Role, network_of
+from fedwan.state import Layout, Role, is_moment, network_of
 
 NUM_PLACES = 4096
 """Of each network's part of a fragment, at most."""
@@ -49,7 +49,7 @@ class Sampler:
         """Places in each flat tensor, ascending."""
         by_network: dict[str, list[str]] = {}
         for name, spec in layout.items():
-            if spec.role is Role.PARAMETER and spec.num_values:
+            if spec.role is Role.PARAMETER and spec.num_values and not is_moment(name):
                 by_network.setdefault(network_of(name), []).append(name)
         for network, names in by_network.items():
             sizes = [layout[name].num_values for name in names]

@@ -18,9 +18,11 @@ from fedwan.codecs import Coded
 from fedwan.config import InnerConfig
 from fedwan.errors import CheckpointError, ConfigError, UserError, place_of
 from fedwan.optim_state import NamedOptimizers
-from fedwan.outer import Transform
-from fedwan.state import Layout, Role, State, add_prefix, network_of, select_prefix
+from fedwan.outer import Transform, sgd
+from fedwan.state import Layout, Role, State, add_prefix, is_moment, network_of, select_prefix
 from fedwan.workloads.optim import begin_moments, build_optimizer, clip, set_rates
+
+_MEAN = sgd(1.0)
 
 
 class ServerStep:
@@ -84,14 +86,18 @@ class _Outer(ServerStep):
         self._is_offloaded = False
         self._state: dict[str, State] = {}
         """By tensor, its part of the state, whose names end in its own."""
-        for network, transform in transforms.items():
+        for network in transforms:
             for name in self._parameters[network]:
-                self._state[name] = part = transform.init({name: model[name]})
+                self._state[name] = part = self._of(name).init({name: model[name]})
                 if odd := [own for own in part if not own.endswith(name)]:
                     raise UserError(
                         f"the outer step of {network} makes state {odd[0]!r}, which is of no "
                         f"tensor; end its name in the tensor's, as in 'momentum:{name}'"
                     )
+
+    def _of(self, name: str) -> Transform:
+        """Averages that sites make go where their mean is, whatever the weights do."""
+        return _MEAN if is_moment(name) else self._transforms[network_of(name)]
 
     def _step(self, merged: State, times: int, run_step: int) -> State:
         out: State = {}
@@ -105,7 +111,7 @@ class _Outer(ServerStep):
     def _update(self, name: str, delta: Tensor) -> Tensor:
         network, part = network_of(name), self._state[name]
         try:
-            update, new = self._transforms[network].update({name: delta}, dict(part))
+            update, new = self._of(name).update({name: delta}, dict(part))
             if not isinstance(moved := update[name], Tensor):
                 raise TypeError(f"a {type(moved).__name__} in place of a tensor")
             if odd := new.keys() - part.keys():

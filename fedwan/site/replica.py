@@ -37,8 +37,10 @@ from fedwan.state import (
     OnDemand,
     Role,
     State,
+    ema_name,
     hash_hashes,
     hash_state,
+    is_moment,
     is_storable,
     layout_of,
     layout_to_json,
@@ -47,7 +49,7 @@ from fedwan.state import (
     state_of,
 )
 from fedwan.workloads.home import staying_home
-from fedwan.workloads.optim import averaged, ema_name, is_moment, model_name, moment_layout
+from fedwan.workloads.optim import averaged, model_name, moment_layout
 
 FIRST_COMPARED, COMPARED_EVERY = 3, 50
 """Gradients of a process that are compared with those of its site's others."""

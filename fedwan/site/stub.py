@@ -24,8 +24,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Link
 from fedwan.site.masker import Masker
 from fedwan.site.replica import Replica
-from fedwan.state import OnDemand, State
-from fedwan.workloads.optim import is_moment
+from fedwan.state import OnDemand, State, is_moment
 
 Asked = wire.DownloadRequest
 COPY_S = 300.0

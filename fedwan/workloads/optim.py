@@ -12,9 +12,9 @@ with every update (`reset`), or is merged like running statistics (`average`). T
 tensor `network/parameter|field` that travels with its parameter, uncoded, and is merged by its
 role. Where sites go on stepping while an update flies, moments land as they departed.
 
-So does an average of the weights over every step (`inner.NETWORK.state=ema`), which is no moment of
-the optimiser: `network/parameter|ema`. An average over merged weights alone lacks what steps
-between two rounds average out.
+An average of the weights over every step (`inner.NETWORK.state=ema`), `network/parameter|ema`, is
+no moment of the optimiser: it travels and is coded as the weights are, and steps by the mean delta.
+An average over merged weights alone lacks what steps between two rounds average out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwan.config import InnerConfig
-from fedwan.state import Layout, Role, TensorSpec, network_of
+from fedwan.state import Layout, Role, TensorSpec, ema_name, network_of
 from fedwan.workloads.precision import full_dtype
 
 _HOW = ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
@@ -120,24 +120,6 @@ def averaged(inner: Mapping[str, InnerConfig]) -> dict[str, InnerConfig]:
     return {network: config for network, config in inner.items() if config.state == "average"}
 
 
-def is_moment(name: str) -> bool:
-    """Whether a tensor of a layout is a moment, and no part of the model.
-
-    >>> is_moment("generator/main.0.weight|exp_avg"), is_moment("generator/main.0.weight")
-    (True, False)
-    """
-    return "|" in name
-
-
-def ema_name(name: str) -> str:
-    """Of a parameter, the name of its average over every step.
-
-    >>> ema_name("net/weight")
-    'net/weight|ema'
-    """
-    return f"{name}|ema"
-
-
 def moment_layout(layout: Layout, inner: Mapping[str, InnerConfig]) -> Layout:
     """Specs of the moments that travel, in name order; `layout` is of the networks without them."""
     moments: Layout = {}
@@ -146,7 +128,7 @@ def moment_layout(layout: Layout, inner: Mapping[str, InnerConfig]) -> Layout:
         if spec.role is not Role.PARAMETER:
             continue
         if config.state == "ema":
-            moments[ema_name(name)] = TensorSpec(spec.shape, full_dtype(spec.dtype), Role.MEAN)
+            moments[ema_name(name)] = TensorSpec(spec.shape, full_dtype(spec.dtype), spec.role)
         for field, role in _moments(config).items() if config.state == "average" else ():
             # With beta1 = 0 the first moment is the last gradient, which is not worth sending.
             if config.beta1 > 0 or field not in ("exp_avg", "momentum_buffer"):

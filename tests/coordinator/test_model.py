@@ -49,12 +49,12 @@ from fedwan.state import (
     clone,
     hash_hashes,
     hash_state,
+    is_moment,
     read_tensors,
     read_tensors_meta,
     write_tensors,
 )
 from fedwan.strategy import Strategy
-from fedwan.workloads.optim import is_moment
 from strategies import async_diloco, diloco, local_sgd, sync
 from tests.support import (
     ADAM,

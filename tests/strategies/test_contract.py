@@ -13,13 +13,14 @@ import torch
 from fedwan.app import load_strategy, strategy_names
 from fedwan.codecs import plain
 from fedwan.config import Config, InnerConfig, OuterConfig
+from fedwan.errors import ConfigError
 from fedwan.recipes import resolve_strategy
 from fedwan.simulation import Absence
-from fedwan.state import State
+from fedwan.state import State, state_of
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
+from tests.support import ADAM, TinyWorkload, run_tiny, same_bits, spec, tiny_config
 from tests.support import GAN as TINY_GAN
-from tests.support import run_tiny, same_bits, spec, tiny_config
 
 GRADIENTS = {"parameter_server", "sync"}
 ON_ARRIVAL = {"async_diloco", "parameter_server"}
@@ -90,6 +91,33 @@ def test_every_site_ends_on_the_coordinators_bits(name: str, tmp_path: Path) -> 
     assert len(ran.hashes) == 1
     assert ran.result.totals.contributions >= 4
     assert all(bool(value.isfinite().all()) for value in ran.state.values())
+
+
+@every_strategy
+def test_an_average_over_every_step_travels_coded_or_is_refused(name: str, tmp_path: Path) -> None:
+    """The weights and what is learnt of them are the same with and without it."""
+    h, stream = (1 if name in GRADIENTS else 4), {"stream": {"fragments": 2, "tau": 1}}
+    sections = {"codec": {"up": "int4", "down": "int4"}, **(stream if name in STREAMS else {})}
+
+    def run(state: str) -> Any:
+        inner = dict.fromkeys(TINY_GAN, replace(ADAM, state=state))
+        config = tiny_config(name, inner, h=h, steps=10 * h, **sections)
+        return run_tiny(tmp_path / state, config, norm=True)
+
+    if name in {*GRADIENTS, *ON_ARRIVAL, "experts"}:
+        with pytest.raises(ConfigError, match=r"inner\.discriminator\.state = 'ema'"):
+            run("ema")
+        return
+    plain, ran = run("keep"), run("ema")
+    assert len(ran.hashes) == 1
+    assert same_bits(plain.state, {n: v for n, v in ran.state.items() if "|" not in n})
+    norms = [[row["norms"] for row in each.rounds("s1")] for each in (plain, ran)]
+    assert norms[0] == norms[1]
+    begun = state_of(TinyWorkload(TINY_GAN, norm=True).networks)
+    for tensor, average in ran.result.model.ema.items():
+        if tensor.endswith("weight"):  # of the last tenth above all
+            apart = [torch.dist(average, other[tensor]) for other in (ran.state, begun)]
+            assert apart[0] < apart[1], tensor
 
 
 @pytest.mark.parametrize("name", ["diloco", "streaming_diloco"])

@@ -19,9 +19,8 @@ from fedwan.fragments import Fragment, due_step, often, strided, whole
 from fedwan.outer.step import step_outer
 from fedwan.protocol.policy import RoundPolicy
 from fedwan.rng import NamedGenerators
-from fedwan.state import State, layout_of, state_of
+from fedwan.state import State, ema_name, layout_of, state_of
 from fedwan.strategy import Overlap, Strategy
-from fedwan.workloads.optim import ema_name
 from strategies.eager_diloco import Eager, LookAhead
 from strategies.scaffnew import ControlVariates
 from tests.support import (

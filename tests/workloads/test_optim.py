@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from fedwan.config import InnerConfig
 from fedwan.optim_state import NamedOptimizers
-from fedwan.state import layout_of
+from fedwan.state import is_moment, layout_of
 from fedwan.workloads.optim import (
     begin_moments,
     build_optimizer,
     clip,
-    is_moment,
     model_name,
     moment_layout,
     rate_at,
