@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -67,7 +68,8 @@ DEFAULTS = {
 }
 AT_ONCE, MOST_PIXELS = 16, 1 << 20
 """Pictures that are encoded, made or decoded together: 16 of 256x256, 4 of 512x512."""
-_NOTE = "made_of.json"
+_NOTE, _BEGUN = "made_of.json", "begun.json"
+_SAVE_EVERY_S = 30.0
 _README = """\
 # A LoRA of {path}
 
@@ -205,12 +207,10 @@ class TextToImage(Simple):
         made, of = folder / "encoded", self._made_of(shard)
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / "encoded.lock"), torch.no_grad():  # the first process encodes
-            if _noted(made) != of:
-                (made / _NOTE).unlink(missing_ok=True)  # before what it is of
-                shutil.rmtree(made, ignore_errors=True)
-                made.mkdir()
-                self._encode(shard, made)
+            if _noted(made / _NOTE) != of:
+                self._encode(shard, made, of)
                 replace_text(made / _NOTE, json.dumps(of))
+                (made / _BEGUN).unlink()
         names = PIPELINES[self.folder.kind]
         files = {path.stem: np.load(path, mmap_mode="r") for path in sorted(made.glob("*.npy"))}
         self._table = {name: files[name] for name in names}
@@ -230,19 +230,10 @@ class TextToImage(Simple):
         data = {"data": shard.train.stamp(), "size": self._side, "flip": shard.flip}
         return {**model, **data, "embeddings": str(self._frozen)}
 
-    def _encode(self, shard: Shard, made: Path) -> None:
-        """Write the files of `prepare`, a batch at a time."""
-        ways = (False, True) if shard.flip else (False,)
-        count = len(shard.train) * len(ways)
-        _log.info("encodes %s pictures and their captions into %s", count, made)
-        latents = _new(made / "latents.npy", (count, *self._shape), np.float32)
-        numbers: dict[str, int] = {}
-        captions: list[int] = []
-        for pictures, texts in _read(shard.train, ways):
-            latents[len(captions) : len(captions) + len(texts)] = self._latents(pictures)
-            captions += [numbers.setdefault(text, 1 + len(numbers)) for text in texts]
+    def _encode(self, shard: Shard, made: Path, of: dict[str, Any]) -> None:
+        """Write the files of `prepare`, a batch at a time; goes on where a process was killed."""
+        captions, numbers = self._encode_pictures(shard, made, of)
         held_out = [numbers.setdefault(t, 1 + len(numbers)) for t in shard.held_out["caption"]]
-        latents.flush()
         for name, of in {"captions": captions, "held_out": held_out}.items():
             write_atomically(made / f"{name}.npy", partial(np.save, arr=np.array(of, np.int64)))
         encoders, done = self.folder.encoders(self.device, self._frozen), 1
@@ -265,6 +256,38 @@ class TextToImage(Simple):
                 "are left out",
                 *(len(cut), len(numbers), cut[0]),
             )
+
+    def _encode_pictures(
+        self, shard: Shard, made: Path, of: dict[str, Any]
+    ) -> tuple[list[int], dict[str, int]]:
+        """The number of each picture's caption, and of each caption."""
+        begun, path = _noted(made / _BEGUN), made / "latents.npy"
+        if not isinstance(begun, dict) or begun.get("of") != of or not path.exists():
+            (made / _NOTE).unlink(missing_ok=True)  # before what it is of
+            shutil.rmtree(made, ignore_errors=True)
+            made.mkdir()
+            begun = {"of": of, "captions": [], "texts": []}
+        captions: list[int] = begun["captions"]
+        numbers = {text: 1 + index for index, text in enumerate(begun["texts"])}
+        count = len(shard.train) * (1 + shard.flip)
+        _log.info("encodes %s pictures and their captions into %s", count - len(captions), made)
+        shape = (count, *self._shape)
+        latents = np.load(path, mmap_mode="r+") if captions else _new(path, shape, np.float32)
+
+        def save() -> float:
+            latents.flush()
+            now = {"of": of, "captions": captions, "texts": list(numbers)}
+            replace_text(made / _BEGUN, json.dumps(now))
+            return time.monotonic()
+
+        saved_s = time.monotonic()
+        for pictures, texts in _read(shard.train, len(captions), count):
+            latents[len(captions) : len(captions) + len(texts)] = self._latents(pictures)
+            captions += [numbers.setdefault(text, 1 + len(numbers)) for text in texts]
+            if time.monotonic() > saved_s + _SAVE_EVERY_S:
+                saved_s = save()
+        save()
+        return captions, numbers
 
     def _latents(self, pictures: Tensor) -> Tensor:
         """Means of the VAE's distribution, scaled, (batch, channels, side, side), on the CPU."""
@@ -393,23 +416,22 @@ class _Encoded(torch.utils.data.Dataset[Encoded]):
         return Encoded(x, torch.tensor(number), told)
 
 
-def _read(train: Any, ways: Sequence[bool]) -> Iterator[tuple[Tensor, list[str]]]:
-    """Pictures (batch, 3, size, size) and captions; as they are, and mirrored where asked."""
-    for mirrored in ways:
-        for places in _chunks(range(len(train))):
-            rows = [train[place] for place in places]
-            x = torch.stack([row["x"] for row in rows])
-            yield x.flip(-1) if mirrored else x, [row["caption"] for row in rows]
+def _read(train: Any, start: int, end: int) -> Iterator[tuple[Tensor, list[str]]]:
+    """Pictures (batch, 3, size, size) and captions: all as they are, then all mirrored."""
+    for numbers in _chunks(range(start, end)):
+        rows = [(train[n % len(train)], n >= len(train)) for n in numbers]
+        x = torch.stack([row["x"].flip(-1) if mirrored else row["x"] for row, mirrored in rows])
+        yield x, [row["caption"] for row, _ in rows]
 
 
 def _chunks(items: Sequence[Any]) -> Iterator[Any]:
     return (items[start : start + AT_ONCE] for start in range(0, len(items), AT_ONCE))
 
 
-def _noted(made: Path) -> Any:
-    """What a folder's latents and embeddings were made of; None if it does not say."""
+def _noted(path: Path) -> Any:
+    """What a note beside latents and embeddings holds; None if there is none."""
     try:
-        return json.loads((made / _NOTE).read_text())
+        return json.loads(path.read_text())
     except (OSError, ValueError):
         return None
 

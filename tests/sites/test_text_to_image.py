@@ -323,6 +323,35 @@ def test_what_was_encoded_of_other_settings_or_data_is_encoded_anew(
     assert len(again.held_out.y) == len(held_out.y) - 1
 
 
+def test_a_process_that_was_killed_while_it_encoded_has_its_successor_go_on(
+    pipeline: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_to_image, "_SAVE_EVERY_S", 0.0)
+    plain, batches = text_to_image.TextToImage._latents, list[int]()
+
+    def latents(workload: Any, x: torch.Tensor) -> torch.Tensor:
+        if stops_at and sum(batches) == stops_at:
+            raise KeyboardInterrupt
+        batches.append(len(x))
+        return plain(workload, x)
+
+    monkeypatch.setattr(text_to_image.TextToImage, "_latents", latents)
+    for folder, stops_at in (("whole", 0), ("cut", 32), ("cut", 0)):
+        chosen = config(pipeline, pictures, flip=True)
+        batches.clear()
+        if stops_at:
+            with pytest.raises(KeyboardInterrupt):
+                Trained(chosen, tmp_path / folder, steps=0)
+        else:
+            Trained(chosen, tmp_path / folder, steps=0)
+    assert batches == [16, 8], "28 pictures twice, of which 32 were encoded before"
+    whole, cut = (sorted((tmp_path / name / "encoded").iterdir()) for name in ("whole", "cut"))
+    assert [path.name for path in whole] == [path.name for path in cut]
+    assert all(
+        one.read_bytes() == other.read_bytes() for one, other in zip(whole, cut, strict=True)
+    )
+
+
 def test_quality_is_measured_on_held_out_captions_in_turn_and_no_picture_more(
     pipeline: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
