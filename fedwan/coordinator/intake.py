@@ -196,7 +196,9 @@ def inspect(payload: Source, layout: Layout, codec: Codec) -> Measures:
             raise PayloadError(
                 f"tensor {name!r} holds values that are not finite, or too large to square; {mend}"
             )
-        if spec.role is Role.PARAMETER and not is_moment(name):
+        if spec.role is Role.PARAMETER and is_moment(name):
+            buffers[f"{network}'s norm of averages' deltas"] += square
+        elif spec.role is Role.PARAMETER:
             squares[network] += square
         elif spec.role is Role.VARIANCE and spec.num_values and float(coded.tensor().min()) < 0:
             raise PayloadError(f"variance {name!r} is below zero; refused")

@@ -1,7 +1,8 @@
 """How large a contribution may be: a bound that follows what the run has merged.
 
-Of each network's part of a fragment four figures are bounded: the norm of its deltas, of its
-running means, of its running variances, and its largest counter. With those that were merged last
+Of each network's part of a fragment five figures are bounded: the norm of its deltas, of those of
+averages over every step, of its running means, of its running variances, and its largest counter.
+With those that were merged last
 
     bound = median + k max(1.4826 MAD, median / 4)
 

@@ -160,14 +160,16 @@ def good() -> State:
     }
 
 
-def test_buffers_are_measured_by_kind_and_moments_are_not() -> None:
+def test_buffers_and_averages_are_measured_by_kind_and_moments_are_not() -> None:
     moments = {"g/weight|exp_avg": spec((2, 2), Role.MEAN), "g/weight|step": spec((), Role.COUNTER)}
-    layout = dict(sorted((LAYOUT | moments).items()))
+    layout = dict(sorted((LAYOUT | moments | {"g/weight|ema": spec((2, 2))}).items()))
     state = good() | {"g/weight|exp_avg": torch.ones(2, 2), "g/weight|step": torch.tensor(9.0)}
+    state["g/weight|ema"] = torch.full((2, 2), 3.0)
     measures = inspect(encoded(state, layout), layout, fp32())
     assert measures.buffers == pytest.approx(
         {
             "g's largest counter": 4.0,
+            "g's norm of averages' deltas": 6.0,
             "g's norm of running means": 20000**0.5,
             "g's norm of running variances": 1.0,
         }
