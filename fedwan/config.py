@@ -436,6 +436,11 @@ NEEDS = (
         lambda c, n: c.inner[n].name != "own",
         "inner.NETWORK.name=adamw, or what the script makes",
     ),
+    Needs(
+        "inner.*.state=ema",
+        lambda c, _: "topk" not in c.codec.up,
+        "codec.up=int4",  # a sixtieth of its values a round would leave it behind
+    ),
     *(
         Needs(f"inner.*.{key}", lambda c, n: c.inner[n].name != "own", "a recipe")
         for key in "lr schedule beta1 beta2 weight_decay clip_norm".split()

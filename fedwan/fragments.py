@@ -97,7 +97,8 @@ def _modules(layout: Layout) -> dict[str, list[Layout]]:
     """Each network's modules in natural order, `layer.2` before `layer.10`: their own tensors."""
     found: dict[str, dict[str, Layout]] = {}
     for name, spec in layout.items():
-        module = name.rpartition(".")[0] or name
+        own = name.partition("|")[0]  # with what travels beside it
+        module = own.rpartition(".")[0] or own
         found.setdefault(network_of(name), {}).setdefault(module, {})[name] = spec
     return {
         network: [modules[name] for name in sorted(modules, key=_natural)]

@@ -84,6 +84,9 @@ LOCAL_STEPS = ("h", "network.*.exclude", "inner.*", "codec.*", "site.*")
 """Where sites take steps of their own."""
 IN_ROUNDS = (*LOCAL_STEPS, APART, GATE, *LATE)
 """Where they send them in rounds."""
+NO_EMA = Needs("inner.*.state=ema", lambda c, _: False, "strategy=diloco or streaming_diloco")
+"""Where an average over every step would miss steps: one site's is no mean of all, and what lands
+in its place is without those of its flight."""
 STREAM: Mapping[str, Any] = {
     "stream.fragments": lambda config: min(4, config.h),
     "stream.tau": lambda config: min(5, max(1, config.h - 1)),

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 from fedwan import outer
 from fedwan.config import Config
-from fedwan.recipes import ARRIVAL, LOCAL_STEPS, deltas_in_rounds, nesterov, on_arrival
+from fedwan.recipes import ARRIVAL, LOCAL_STEPS, NO_EMA, deltas_in_rounds, nesterov, on_arrival
 from fedwan.strategy import Strategy
-from fedwan.uses import Needs
 
-NO_EMA = Needs("inner.*.state=ema", lambda c, _: False, "rounds, such as those of diloco")
-"""One site's is no mean of all."""
 USES = (*LOCAL_STEPS, NO_EMA, "outer.*", "round.max_staleness", "round.least_steps")
 DEFAULTS = {"h": 20, "outer.*": nesterov(0.7), **ARRIVAL, "round.least_steps": 1}
 WARMUP = 5

@@ -28,12 +28,19 @@ from fedwan.codecs.payload import Source
 from fedwan.config import Config, OuterConfig
 from fedwan.fragments import Fragment
 from fedwan.pieces import is_cut, local, piece_like
-from fedwan.recipes import IN_ROUNDS, STREAM, deltas_in_rounds, streamed, with_momentum
+from fedwan.recipes import (
+    IN_ROUNDS,
+    NO_EMA,
+    STREAM,
+    deltas_in_rounds,
+    streamed,
+    with_momentum,
+)
 from fedwan.site.replica import Replica
-from fedwan.state import Role, State, is_moment, network_of
+from fedwan.state import Role, State, network_of
 from fedwan.strategy import Landing, SiteHook, Strategy
 
-USES = (*IN_ROUNDS, "outer.*", "stream.fragments", "stream.tau")
+USES = (*IN_ROUNDS, NO_EMA, "outer.*", "stream.fragments", "stream.tau")
 DEFAULTS = {"h": 20, **STREAM, "outer.*": OuterConfig(lr=1.0, momentum=0.0)}
 
 
@@ -126,5 +133,5 @@ class LookAhead(SiteHook):
 
     def _each(self, fragment: Fragment) -> Iterator[tuple[str, Eager]]:
         for name, spec in fragment.layout.items():
-            if spec.role is Role.PARAMETER and not is_moment(name):
+            if spec.role is Role.PARAMETER:
                 yield name, self._parts[network_of(name)]

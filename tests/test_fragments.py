@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedwan.fragments import Fragment, due_step, next_due, often, reached_step, rounds_done, strided
-from fedwan.state import layout_of, network_of
+from fedwan.state import ema_name, layout_of, network_of
 from tests.support import spec
 
 
@@ -94,6 +94,14 @@ def test_every_tensor_is_in_one_fragment_and_modules_stay_whole(count: int) -> N
         siblings = {home[n] for n in layout if n.rpartition(".")[0] == module}
         assert siblings == {home[name]}
     assert all(f.layout for f in fragments)
+
+
+def test_what_travels_beside_a_parameter_is_in_its_fragment() -> None:
+    names = ["net/place", *(f"net/{index}.weight" for index in range(3))]
+    layout = {name: spec((3, 3)) for each in names for name in (each, ema_name(each))}
+    fragments = strided(4, 8)(dict(sorted(layout.items())))
+    assert sorted(map(len, (f.layout for f in fragments))) == [2, 2, 2, 2]
+    assert all(ema_name(min(f.layout)) == max(f.layout) for f in fragments)
 
 
 def test_no_fragment_is_left_empty_by_tensors_without_values() -> None:

@@ -41,7 +41,7 @@ from fedwan.codecs import Coded
 from fedwan.codecs.base import span_values, spans
 from fedwan.coordinator.merge import sum_dtype
 from fedwan.doctor.sampling import Sample, Sampler
-from fedwan.state import Layout, Role, State, means_of_variances, network_of
+from fedwan.state import Layout, Role, State, is_moment, means_of_variances, network_of
 
 Rule = Literal["trimmed_mean", "median", "centered_clip", "krum", "closest"]
 
@@ -118,7 +118,7 @@ class RobustMerger:
         total: defaultdict[str, Any] = defaultdict(float)
         for name, value, values in self._values(is_whole=is_clip):
             merged[name] = value
-            if self._layout[name].role is Role.PARAMETER:
+            if self._layout[name].role is Role.PARAMETER and not is_moment(name):
                 found = squares(values, value) if is_clip else products(values)
                 total[network_of(name)] += found
         shares = {network: self._shares(found) for network, found in total.items()}

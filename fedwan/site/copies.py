@@ -82,7 +82,7 @@ class Copies:
         for moment, value in self._inner.state().items():
             field, _, name = moment.partition("|")
             config = self._config.get(network_of(name), InnerConfig())
-            is_wanted = config.state == "keep" and name in self._live
+            is_wanted = config.state in ("keep", "ema") and name in self._live
             if is_wanted and field not in self._apart and not field.endswith(":step"):
                 fields.setdefault(field, {})[name] = local(self._live[name]), local(value)
         if not fields:

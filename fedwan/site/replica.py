@@ -120,8 +120,9 @@ class Replica:
         }
         self._ema_share = 1.0 - 0.5 ** (1.0 / half_life)
         # The parameters themselves: what they hold may be replaced (`follow`).
-        followed = [(local(v), local(self.inner.params[n])) for n, v in self._averages.items()]
-        self._followed = tuple(map(list, zip(*followed, strict=True)))
+        self._followed = [
+            (local(value), local(self.inner.params[name])) for name, value in self._averages.items()
+        ]
         self.live |= {ema_name(name): value for name, value in self._averages.items()}
         named = {n: t for n, t in self.live.items() if not (is_mirrored and self._is_stepped(n))}
         # Parameters in fp32, as the coordinator keeps them.
@@ -210,10 +211,13 @@ class Replica:
     @torch.no_grad()
     def average(self) -> None:
         """A step is complete: averages over every step move towards the weights."""
-        if self._followed:
-            averages, weights = self._followed
-            cast = [weight.to(mean.dtype) for mean, weight in zip(averages, weights, strict=True)]
-            torch._foreach_lerp_(averages, cast, self._ema_share)
+        alike = [pair for pair in self._followed if pair[0].dtype == pair[1].dtype]
+        if alike:
+            means, weights = [mean for mean, _ in alike], [weight for _, weight in alike]
+            torch._foreach_lerp_(means, weights, self._ema_share)
+        for mean, weight in self._followed:
+            if mean.dtype != weight.dtype:  # one at a time: of all, a copy would be made
+                mean.lerp_(weight.to(mean.dtype), self._ema_share)
 
     def _forget_moments(self, names: Iterable[str]) -> None:
         """Of these parameters, where that is what becomes of them."""
@@ -429,7 +433,7 @@ class Replica:
 
         Costs a second copy of this process's pieces meanwhile.
         """
-        kept = [(piece, piece.clone()) for piece in self.pieces().values()]
+        kept = [(piece, piece.clone()) for n, piece in self.pieces().items() if not is_moment(n)]
         try:
             for name in self.group.lead(lambda: [n for n in weights or {} if not is_moment(n)]):
                 local(self.live[name]).copy_(self.piece(name, (weights or {}).get(name)))

@@ -29,7 +29,7 @@ from fedwan.site.group import Group
 from fedwan.site.meter import Work
 from fedwan.site.replica import Replica, evaluating
 from fedwan.site.stub import CoordinatorStub
-from fedwan.state import clone, hash_state
+from fedwan.state import clone, ema_name, hash_state, is_moment
 from tests.site.support import (
     BATCH,
     WIDTH,
@@ -330,19 +330,20 @@ def land_less_what_is_owed(replica: Replica) -> None:
     replica.owe({name: 0.1 * value for name, value in replica.base.items()})
 
 
+@pytest.mark.parametrize("state", ["keep", "ema"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("lands", [land, land_in_part, land_less_what_is_owed, Replica.adopt])
 def test_masters_that_an_optimiser_keeps_follow_what_lands_and_moments_stay(
-    lands: Callable[[Replica], object], dtype: torch.dtype
+    lands: Callable[[Replica], object], dtype: torch.dtype, state: str
 ) -> None:
-    net, optimizer, replica = stepped(Masters, dtype)
+    net, optimizer, replica = stepped(Masters, dtype, state)
     before = [param.detach().clone() for param in net.parameters()]
-    for state in optimizer.state.values():
-        state["sum"].fill_(2e-3)
+    for kept in optimizer.state.values():
+        kept["sum"].fill_(2e-3)
     lands(replica)
     landed = [param.detach().clone() for param in net.parameters()]
     assert not any(map(torch.equal, before, landed))
-    assert all(bool((state["sum"] == 2e-3).all()) for state in optimizer.state.values())
+    assert all(bool((kept["sum"] == 2e-3).all()) for kept in optimizer.state.values())
     for group in optimizer.param_groups:
         group["lr"] = 0.0
     optimizer.step()
@@ -368,6 +369,19 @@ def test_networks_are_evaluated_without_what_their_eval_does_to_weights() -> Non
     with evaluating([net]):
         assert not any(module.training for module in net.modules())
     assert [module.training for module in net.modules()] == [True, True, False]
+
+
+def test_averages_over_every_step_of_half_weights_are_in_fp32_and_are_not_shown() -> None:
+    net, _, replica = stepped(torch.optim.SGD, torch.bfloat16, "ema")
+    averages = {name: value.clone() for name, value in replica.live.items() if is_moment(name)}
+    assert {value.dtype for value in averages.values()} == {torch.float32}
+    with replica.showing({name: torch.zeros_like(v) for name, v in replica.live.items()}):
+        assert all(not param.any() for param in net.parameters())
+        assert all(torch.equal(value, replica.live[name]) for name, value in averages.items())
+    replica.average()  # of a half-life of one step
+    for name, param in net.named_parameters():
+        half = (averages[ema_name(f"net/{name}")] + param.float()) / 2
+        torch.testing.assert_close(replica.live[ema_name(f"net/{name}")], half)
 
 
 def test_a_master_keeps_what_its_weights_round_away() -> None:

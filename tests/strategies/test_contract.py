@@ -104,7 +104,7 @@ def test_an_average_over_every_step_travels_coded_or_is_refused(name: str, tmp_p
         config = tiny_config(name, inner, h=h, steps=10 * h, **sections)
         return run_tiny(tmp_path / state, config, norm=True)
 
-    if name in {*GRADIENTS, *ON_ARRIVAL, "experts"}:
+    if name in {*GRADIENTS, *ON_ARRIVAL, "experts", "eager_diloco"}:
         with pytest.raises(ConfigError, match=r"inner\.discriminator\.state = 'ema'"):
             run("ema")
         return
