@@ -113,17 +113,8 @@ class Replica:
         """While local weights of these names are written to; copies in optimisers follow."""
         self.group.agree("networks", hashlib.sha256(layout_to_json(layout).encode()).hexdigest())
         self._share_moments()
-        self._averages: State = {
-            name: self.live[name].to(self.layout[ema_name(name)].dtype, copy=True)
-            for name in layout
-            if ema_name(name) in self.layout
-        }
+        self._averages = self._begin_averages(layout)
         self._ema_share = 1.0 - 0.5 ** (1.0 / half_life)
-        # The parameters themselves: what they hold may be replaced (`follow`).
-        self._followed = [
-            (local(value), local(self.inner.params[name])) for name, value in self._averages.items()
-        ]
-        self.live |= {ema_name(name): value for name, value in self._averages.items()}
         named = {n: t for n, t in self.live.items() if not (is_mirrored and self._is_stepped(n))}
         # Parameters in fp32, as the coordinator keeps them.
         own = {n: (t.float() if self._is_parameter(n) else t).clone() for n, t in named.items()}
@@ -208,16 +199,28 @@ class Replica:
             named = {model_name(name): value for name, value in self.inner.state().items()}
             self.live |= {name: value for name, value in named.items() if name in self.layout}
 
+    def _begin_averages(self, layout: Layout) -> State:
+        """Averages over every step, by parameter, which begin as the weights."""
+        averages = {
+            name: self.live[name].to(self.layout[ema_name(name)].dtype, copy=True)
+            for name in layout
+            if ema_name(name) in self.layout
+        }
+        self.live |= {ema_name(name): value for name, value in averages.items()}
+        # The parameters themselves: what they hold may be replaced (`follow`).
+        pairs = [(local(value), local(self.inner.params[n])) for n, value in averages.items()]
+        self._alike = [pair for pair in pairs if pair[0].dtype == pair[1].dtype]
+        self._wider = [pair for pair in pairs if pair[0].dtype != pair[1].dtype]
+        return averages
+
     @torch.no_grad()
     def average(self) -> None:
         """A step is complete: averages over every step move towards the weights."""
-        alike = [pair for pair in self._followed if pair[0].dtype == pair[1].dtype]
-        if alike:
-            means, weights = [mean for mean, _ in alike], [weight for _, weight in alike]
+        if self._alike:
+            means, weights = map(list, zip(*self._alike, strict=True))
             torch._foreach_lerp_(means, weights, self._ema_share)
-        for mean, weight in self._followed:
-            if mean.dtype != weight.dtype:  # one at a time: of all, a copy would be made
-                mean.lerp_(weight.to(mean.dtype), self._ema_share)
+        for mean, weight in self._wider:  # one at a time: of all, a copy would be made
+            mean.lerp_(weight.to(mean.dtype), self._ema_share)
 
     def _forget_moments(self, names: Iterable[str]) -> None:
         """Of these parameters, where that is what becomes of them."""
