@@ -55,11 +55,15 @@ class Variant:
 STREAMING = ("strategy=streaming_diloco",)
 SYNC = "strategy=sync"
 INT4 = ("codec.up=int4", "codec.down=int4")
+SNOO = {"every": 50, "lr": 1.0, "momentum": 0.8}
 TORCHFT = {"digits_flow": {"bucketize": True}, "timed": {"bucketize": False, "flows": 4}}
 VARIANTS = {
     "ddp": Variant("ddp", options={"timed": {"flows": 4}}, rounds={"digits_flow": 150, "timed": 8}),
     "ddp-fp16": Variant(
         "ddp", options={"digits_flow": {"fp16": True}}, rounds={"digits_flow": 150}
+    ),
+    "ddp-snoo": Variant(
+        "ddp", options={"digits_flow": {"fp16": True, "snoo": SNOO}}, rounds={"digits_flow": 150}
     ),
     "torchft": Variant("torchft", options=TORCHFT, rounds={"timed": 7}),
     "flower": Variant("flower", rounds={"digits_flow": 12, "timed": 5}),
@@ -115,8 +119,10 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     curve is kept.
     """
     is_timed, systems = args.workload == "timed", select(args.systems, args.only)
-    if is_timed and "ddp-fp16" in systems:
-        raise UserError("ddp-fp16 is of digits_flow alone; take ddp, or --workload digits_flow")
+    if is_timed and (odd := {"ddp-fp16", "ddp-snoo"} & set(systems)):
+        raise UserError(
+            f"{', '.join(sorted(odd))}: of digits_flow alone; take ddp, or --workload digits_flow"
+        )
     args.steps = args.steps or (QUICK_STEPS if args.quick else STEPS)[args.workload]
     curves: dict[tuple[str, int], Row] = {}
     wan = WanLink(args.rate_mbit, args.rtt_ms, args.loss / 100)

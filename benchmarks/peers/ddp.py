@@ -3,7 +3,9 @@
 As its documentation has it for CPUs and several nodes: `gloo`, a TCP rendezvous at rank 0, the
 interface named by GLOO_SOCKET_IFNAME. Buckets are views of the gradients, networks have no buffers
 to broadcast, and the graph is the same in every step, which spares DDP its search for unused
-parameters. Options: `flows`, see `part.run_rank`; `fp16`, its hook that halves the bytes.
+parameters. Options: `flows`, see `part.run_rank`; `fp16`, its hook that halves the bytes; `snoo`,
+`every`, `lr` and `momentum` of an outer step over synchronous ones (SNOO, 2510.15830), which all
+ranks take alike and without a byte.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from itertools import count
 
 import torch
 import torch.distributed as dist
@@ -22,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness.stopwatch import STOPWATCH
 from benchmarks.peers.part import PORTS, Part, Peer, Spec, run_rank
+from fedwan.state import State, clone
 
 
 class Both(nn.Module):
@@ -68,6 +72,27 @@ def flow_step(spec: Spec, part: Part) -> Callable[[], None]:
     return part.step
 
 
+def with_outer_steps(
+    step: Callable[[], None], weights: State, every: int, lr: float, momentum: float
+) -> Callable[[], None]:
+    """A step, and after each `every` of them an outer one, by what these moved the weights."""
+    slow = clone(weights)
+    outer = torch.optim.SGD(slow.values(), lr=lr, momentum=momentum, nesterov=True)
+    steps = count(1)
+
+    def both() -> None:
+        step()
+        if next(steps) % every:
+            return
+        for name, value in slow.items():
+            value.grad = value - weights[name]
+        outer.step()
+        for name, value in slow.items():
+            weights[name].copy_(value)
+
+    return both
+
+
 @contextmanager
 def join(spec: Spec, site: int, part: Part) -> Iterator[Peer]:
     dist.init_process_group(
@@ -78,6 +103,8 @@ def join(spec: Spec, site: int, part: Part) -> Iterator[Peer]:
         timeout=timedelta(seconds=600),
     )
     step = timed_step(part) if spec.workload == "timed" else flow_step(spec, part)
+    if snoo := spec.options.get("snoo"):
+        step = with_outer_steps(step, part.state, **snoo)
     dist.barrier()
     yield Peer(lambda: step() is None, lambda: part.state)
     dist.barrier()

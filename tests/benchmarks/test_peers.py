@@ -15,6 +15,7 @@ import torch
 from benchmarks.harness.fleet import lay_app
 from benchmarks.harness.stopwatch import STOPWATCH, Ungenerative, Watched
 from benchmarks.peers import compare
+from benchmarks.peers.ddp import with_outer_steps
 from benchmarks.peers.part import Curve, Part, Spec, config_of, open_part
 from benchmarks.peers.run import Outcome
 from benchmarks.wan import BARE, WanLink
@@ -101,6 +102,18 @@ def test_the_curve_is_of_the_average_that_fedwan_keeps_and_is_measured_afterward
     result = curve.measure()
     assert [(p["step"], p["fd"]) for p in result["curve"]] == expected
     assert result["hash"] == hashes[5] and result["fd_floor"] == 0.5
+
+
+def test_outer_steps_over_synchronous_ones_are_nesterovs() -> None:
+    weights = {"net/w": torch.tensor([1.0])}
+
+    def lower() -> None:
+        weights["net/w"] -= 1.0
+
+    step = with_outer_steps(lower, weights, 2, 1.0, 0.5)
+    seen = [(step(), float(weights["net/w"]))[1] for _ in range(5)]
+    # Moved by 2, of which half is kept: 2 + 0.5 x 2, then 2 + 0.5 x (0.5 x 2 + 2).
+    assert seen == [0.0, -2.0, -3.0, -5.5, -6.5]
 
 
 # From runs to rows --------------------------------------------------------------------------------
