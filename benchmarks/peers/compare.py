@@ -55,7 +55,7 @@ class Variant:
 STREAMING = ("strategy=streaming_diloco",)
 SYNC = "strategy=sync"
 INT4 = ("codec.up=int4", "codec.down=int4")
-SNOO = {"every": 50, "lr": 1.0, "momentum": 0.8}
+SNOO = {"every": 50, "lr": 1.0, "momentum": 0.6}
 TORCHFT = {"digits_flow": {"bucketize": True}, "timed": {"bucketize": False, "flows": 4}}
 VARIANTS = {
     "ddp": Variant("ddp", options={"timed": {"flows": 4}}, rounds={"digits_flow": 150, "timed": 8}),
