@@ -50,10 +50,6 @@ class PayloadError(WireError):
     """An encoded payload is truncated, oversized, of an unknown layout, or not finite."""
 
 
-class Damaged(PayloadError):
-    """Bytes were changed on their way; another attempt may bring them whole."""
-
-
 class CheckpointError(WireError):
     """A checkpoint is missing, truncated, or belongs to another run."""
 

@@ -14,7 +14,7 @@ from fedwan.codecs.payload import Bytes, tensor_from_bytes
 from fedwan.config import Config, OuterConfig
 from fedwan.outer import Transform
 from fedwan.recipes import IN_ROUNDS, MERGES, codec, deltas_in_rounds
-from fedwan.state import State, TensorSpec, add_prefix, select_prefix, tensor_bytes
+from fedwan.state import State, TensorSpec, tensor_bytes
 from fedwan.strategy import Strategy
 
 USES = (*IN_ROUNDS, "outer.*.lr", *MERGES)
@@ -31,16 +31,13 @@ def build(config: Config) -> Strategy:
 def adam(lr: float, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-3) -> Transform:
     """m' = β1 m + (1 - β1) Δ, v' = β2 v + (1 - β2) Δ², θ' = θ - lr m' / (√v' + ε)."""
 
-    def init(params: State) -> State:
-        zeros = {name: torch.zeros_like(value) for name, value in params.items()}
-        return add_prefix("m", zeros) | add_prefix("v", {n: z.clone() for n, z in zeros.items()})
+    def init(param: Tensor) -> State:
+        return {"m": torch.zeros_like(param), "v": torch.zeros_like(param)}
 
-    def update(delta: State, state: State) -> tuple[State, State]:
-        m, v = select_prefix("m", state), select_prefix("v", state)
-        m = {n: beta1 * m[n] + (1 - beta1) * value for n, value in delta.items()}
-        v = {n: beta2 * v[n] + (1 - beta2) * value.square() for n, value in delta.items()}
-        step = {n: m[n] / (v[n].sqrt() + eps) * -lr for n in delta}
-        return step, add_prefix("m", m) | add_prefix("v", v)
+    def update(delta: Tensor, state: State) -> tuple[Tensor, State]:
+        m = beta1 * state["m"] + (1 - beta1) * delta
+        v = beta2 * state["v"] + (1 - beta2) * delta.square()
+        return m / (v.sqrt() + eps) * -lr, {"m": m, "v": v}
 
     return Transform(init, update)
 

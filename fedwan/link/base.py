@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # Flower's apps read tickets, without torch
     from fedwan.codecs.payload import Source
     from fedwan.link.buffer import UploadReception
 
-PROTOCOL = 17
+PROTOCOL = 18
 """Version of the wire protocol; Join refuses any other."""
 
 Signals = SimpleQueue[wire.CoordinatorSignal]

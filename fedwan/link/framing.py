@@ -16,13 +16,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Generic, NamedTuple, TypeVar
 
-import xxhash
 import zstandard
 from blake3 import blake3
 from google.protobuf.message import DecodeError
 
 from fedwan.codecs.payload import Bytes
-from fedwan.errors import Damaged, PayloadError
+from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
 
 H = TypeVar("H", wire.UploadHeader, wire.DownloadHeader)
@@ -41,16 +40,14 @@ KEEP_CHUNKS = 64
 """Packed chunks that a coordinator keeps for the other sites, which fetch them about then."""
 
 _HASH_BYTES = 32
-_PREFIX = struct.Struct("<IQQI")
+_PREFIX = struct.Struct("<IQI")
 _local = threading.local()
 
 
 class Chunk(NamedTuple):
-    """A part of a payload, never empty."""
+    """A part of a payload, never empty. TLS sees to it that what arrives is what left."""
 
     offset: int
-    checksum: int
-    """XXH3-64 of the data."""
     data: Bytes
     raw_bytes: int = 0
     """Of the data once unpacked; 0 where it is not packed."""
@@ -66,8 +63,8 @@ class Part(NamedTuple, Generic[H]):
 def serialize(part: Part[H]) -> bytes:
     """The message's bytes; copies the chunk once."""
     header = b"" if part.header is None else part.header.SerializeToString()
-    offset, checksum, data, raw_bytes = part.chunk or (0, 0, b"", 0)
-    return b"".join((_PREFIX.pack(len(header), offset, checksum, raw_bytes), header, data))
+    offset, data, raw_bytes = part.chunk or (0, b"", 0)
+    return b"".join((_PREFIX.pack(len(header), offset, raw_bytes), header, data))
 
 
 def parser(header_type: Callable[[], H]) -> Callable[[bytes], Part[H]]:
@@ -76,7 +73,7 @@ def parser(header_type: Callable[[], H]) -> Callable[[bytes], Part[H]]:
     def parse(message: bytes) -> Part[H]:
         if len(message) < _PREFIX.size:
             raise DecodeError(f"a message of {len(message)} bytes is too short")
-        header_bytes, offset, checksum, raw_bytes = _PREFIX.unpack_from(message)
+        header_bytes, offset, raw_bytes = _PREFIX.unpack_from(message)
         begin = _PREFIX.size + header_bytes
         if begin > len(message) or header_bytes > MAX_HEADER_BYTES:
             raise DecodeError(f"a header of {header_bytes} bytes is too long")
@@ -86,7 +83,7 @@ def parser(header_type: Callable[[], H]) -> Callable[[bytes], Part[H]]:
             header.ParseFromString(message[_PREFIX.size : begin])
         if begin == len(message):
             return Part(header, None)
-        return Part(header, Chunk(offset, checksum, memoryview(message)[begin:], raw_bytes))
+        return Part(header, Chunk(offset, memoryview(message)[begin:], raw_bytes))
 
     return parse
 
@@ -104,30 +101,23 @@ class Packing:
             self.is_on = num_bytes < seconds * (FAST if self.is_on else FAST / 2)
 
 
-def plain(offset: int, data: Bytes) -> Chunk:
-    """A chunk as it is."""
-    return Chunk(offset, xxhash.xxh3_64_intdigest(data), data)
-
-
 def pack(offset: int, data: Bytes) -> Chunk:
     """A chunk, packed if that makes it shorter."""
     if not hasattr(_local, "compressor"):  # its tables are a thread's own
-        # Checksums are the chunk's and the payload's.
+        # The payload has a checksum.
         _local.compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=False)
     packed: bytes = _local.compressor.compress(data)
     if len(packed) >= WORTH * len(data):
-        return plain(offset, data)
-    return Chunk(offset, xxhash.xxh3_64_intdigest(packed), packed, len(data))
+        return Chunk(offset, data)
+    return Chunk(offset, packed, len(data))
 
 
 def unpack(chunk: Chunk, most_bytes: int) -> Bytes:
     """An arrived chunk's data as it was before it was packed; costs a copy if it was.
 
-    A `PayloadError` if it was damaged, is not what its packing claims, or has more than
-    `most_bytes`, which are not even allocated.
+    A `PayloadError` if it is not what its packing claims, or has more than `most_bytes`, which are
+    not even allocated.
     """
-    if xxhash.xxh3_64_intdigest(chunk.data) != chunk.checksum:
-        raise Damaged(f"chunk at {chunk.offset} was damaged on the way; resume the run")
     if not chunk.raw_bytes:
         return chunk.data
     if not hasattr(_local, "decompressor"):
@@ -196,4 +186,4 @@ class PackedOnce:
             finally:  # data that is not packed is the payload's own, and not ours to keep
                 future.set_result(chunk if chunk and chunk.raw_bytes else None)
             return chunk
-        return future.result() or plain(offset, read())
+        return future.result() or Chunk(offset, read())

@@ -20,7 +20,6 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from fedwan.errors import (
-    Damaged,
     DiskFull,
     FedwanError,
     IdentityError,
@@ -275,8 +274,7 @@ FINAL: dict[grpc.StatusCode, type[FedwanError]] = {
 
 def code_of(error: FedwanError) -> grpc.StatusCode:
     """The status that tells a site of an error."""
-    kinds = {Code.DATA_LOSS: Damaged, Code.INVALID_ARGUMENT: PayloadError}
-    kinds |= {Code.RESOURCE_EXHAUSTED: DiskFull} | FINAL
+    kinds = {Code.INVALID_ARGUMENT: PayloadError, Code.RESOURCE_EXHAUSTED: DiskFull} | FINAL
     return next(
         (code for code, kind in kinds.items() if isinstance(error, kind)), Code.FAILED_PRECONDITION
     )
@@ -284,7 +282,6 @@ def code_of(error: FedwanError) -> grpc.StatusCode:
 
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 1.0
-MAX_DAMAGED = 3
 _UNREACHED = re.compile(r"failed to connect to all addresses; last error: .*: ")
 """What gRPC says before the system's words."""
 
@@ -308,18 +305,11 @@ class Patience:
         self._sleep = sleep
         self._failing_since: float | None = None
         self._wait_s = FIRST_WAIT_S
-        self._damaged = 0
 
     def succeeded(self) -> None:
         """Something came through."""
         self._failing_since = None
         self._wait_s = FIRST_WAIT_S
-
-    def spoilt(self, error: PayloadError) -> None:
-        """What came cannot be used: raise that, but for damage, which another attempt may mend."""
-        self._damaged += 1
-        if not isinstance(error, Damaged) or self._damaged > MAX_DAMAGED:
-            raise error from None
 
     def failed(self, error: grpc.RpcError) -> None:
         """Wait before the next attempt, or raise what no attempt can mend; else `LinkLost`."""
@@ -330,9 +320,9 @@ class Patience:
             raise FINAL[code](text) from None
         if code is Code.RESOURCE_EXHAUSTED and "larger than max" in text:
             raise PayloadError(f"too much for one message: {text}")
-        if code in (Code.DATA_LOSS, Code.INVALID_ARGUMENT):
-            self.spoilt((Damaged if code is Code.DATA_LOSS else PayloadError)(text))
-        elif code not in _PASSING:
+        if code is Code.INVALID_ARGUMENT:
+            raise PayloadError(text) from None
+        if code not in _PASSING:
             raise LinkLost(f"the coordinator at {self._address} answers {code.name}: {text}")
         now_s = time.monotonic()
         if self._failing_since is None:

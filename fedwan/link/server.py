@@ -1,7 +1,7 @@
 """The data plane's server: mutual TLS gRPC in front of a hub.
 
-A site's name is the common name of its certificate, never a field of a message. Bytes are
-checksummed chunk by chunk, and nothing received is unpickled or executed.
+A site's name is the common name of its certificate, never a field of a message. Nothing received is
+unpickled or executed.
 """
 
 # ruff: noqa: N802 (calls are named as in wire.proto)
@@ -33,7 +33,7 @@ from fedwan.link.admission import Admission, Lapse, Renewable, refusal
 from fedwan.link.base import Delivery, Hub, Proof
 from fedwan.link.certificates import COORDINATOR
 from fedwan.link.client import HEARTBEAT_S
-from fedwan.link.framing import PackedOnce, Part, pack, plain, unpack
+from fedwan.link.framing import Chunk, PackedOnce, Part, pack, unpack
 from fedwan.link.rpc import (
     MAX_MESSAGE_BYTES,
     METHODS,
@@ -344,7 +344,7 @@ class DataPlane:
                     continue
                 read = partial(payload.read, offset, min(size, payload.num_bytes - offset))
                 if not request.packed:
-                    chunk = plain(offset, read())
+                    chunk = Chunk(offset, read())
                 elif request.kind == wire.DownloadRequest.UPDATE:  # other sites fetch the same
                     chunk = self._packed.chunk(header.checksum, offset, read)
                 else:

@@ -25,7 +25,7 @@ from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
 from fedwan.link.buffer import Reception
-from fedwan.link.framing import ChunkHashes, Packing, Part, pack, plain, unpack
+from fedwan.link.framing import Chunk, ChunkHashes, Packing, Part, pack, unpack
 from fedwan.link.rpc import Patience, Stub, Watched, messages, watch
 from fedwan.link.tls import Identity
 from fedwan.protocol.evidence import statement_of
@@ -195,7 +195,7 @@ class _Sender:
 
         The last one has the signature, once all chunks are hashed.
         """
-        make, is_question = pack if self._up.packing.is_on else plain, chunks == ()
+        make, is_question = pack if self._up.packing.is_on else Chunk, chunks == ()
         num_sent = 0
         for index in chunks:
             data = self._read(index, watched)
@@ -266,8 +266,6 @@ def download(down: Direction, patience: Patience, request: wire.DownloadRequest)
                 wanted.checksum = first.header.checksum
             _fetch(down, incoming, wanted, chain([first], parts))
             patience.succeeded()
-        except PayloadError as error:
-            patience.spoilt(error)
         except grpc.RpcError as error:
             # A stream may break when the others have brought all that was missing.
             if incoming is None or incoming.missing():

@@ -19,7 +19,7 @@ from fedwan.config import InnerConfig
 from fedwan.errors import CheckpointError, ConfigError, UserError, place_of
 from fedwan.optim_state import NamedOptimizers
 from fedwan.outer import Transform, sgd
-from fedwan.state import Layout, Role, State, add_prefix, is_moment, network_of, select_prefix
+from fedwan.state import Layout, Role, State, is_moment, network_of
 from fedwan.workloads.optim import begin_moments, build_optimizer, clip, set_rates
 
 _MEAN = sgd(1.0)
@@ -84,16 +84,12 @@ class _Outer(ServerStep):
         super().__init__(model, layout, transforms)
         self._transforms = transforms
         self._is_offloaded = False
-        self._state: dict[str, State] = {}
-        """By tensor, its part of the state, whose names end in its own."""
-        for network in transforms:
-            for name in self._parameters[network]:
-                self._state[name] = part = self._of(name).init({name: model[name]})
-                if odd := [own for own in part if not own.endswith(name)]:
-                    raise UserError(
-                        f"the outer step of {network} makes state {odd[0]!r}, which is of no "
-                        f"tensor; end its name in the tensor's, as in 'momentum:{name}'"
-                    )
+        self._state: dict[str, State] = {
+            name: self._of(name).init(model[name])
+            for network in transforms
+            for name in self._parameters[network]
+        }
+        """By tensor, its state by field."""
 
     def _of(self, name: str) -> Transform:
         """Averages that sites make go where their mean is, whatever the weights do."""
@@ -111,8 +107,8 @@ class _Outer(ServerStep):
     def _update(self, name: str, delta: Tensor) -> Tensor:
         network, part = network_of(name), self._state[name]
         try:
-            update, new = self._of(name).update({name: delta}, dict(part))
-            if not isinstance(moved := update[name], Tensor):
+            moved, new = self._of(name).update(delta, dict(part))
+            if not isinstance(moved, Tensor):
                 raise TypeError(f"a {type(moved).__name__} in place of a tensor")
             if odd := new.keys() - part.keys():
                 raise KeyError(f"state {min(odd)!r} that init did not make")
@@ -121,7 +117,7 @@ class _Outer(ServerStep):
         except Exception as error:
             raise UserError(
                 f"the outer step of {network} failed at {name!r}: {error!r}{place_of(error)}; its "
-                "update gets (Δ, state) and returns (update, state), by the same names"
+                "update gets a tensor's (Δ, state) and returns its (update, state)"
             ) from None
         if moved.shape != delta.shape:
             raise UserError(
@@ -137,10 +133,11 @@ class _Outer(ServerStep):
         self._is_offloaded = True
 
     def state(self) -> State:
-        flat: State = {}
-        for name, part in self._state.items():
-            flat |= add_prefix(network_of(name), part)
-        return flat
+        return {
+            f"{network_of(name)}:{field}:{name}": value
+            for name, part in self._state.items()
+            for field, value in part.items()
+        }
 
     def load_state(self, state: State) -> None:
         present, saved = (
@@ -152,9 +149,8 @@ class _Outer(ServerStep):
                 f"outer state {name!r} of shape {shape} is in the checkpoint or in this strategy "
                 "alone; resume with the strategy and model that the run began with"
             )
-        by_network = {network: select_prefix(network, state) for network in self._transforms}
         for name, part in self._state.items():
-            part.update({own: by_network[network_of(name)][own] for own in part})
+            part.update({own: state[f"{network_of(name)}:{own}:{name}"] for own in part})
 
 
 def _written(part: State, moved: Tensor, new: State) -> tuple[Tensor, State]:

@@ -1,10 +1,9 @@
-"""Outer optimisers: what becomes of the merged delta (global - local).
+"""Outer optimisers: what becomes of the merged delta (global - local) of each tensor.
 
-They are (init, update) pairs, in the manner of optax. `state = init(params)`;
-`update, state = update(delta, state)`; the new global state is `params + update`. Inputs are never
-mutated. State is a flat dict of tensors, named `field:tensor name`, so that a checkpoint is one
-safetensors file. A tensor's state and update depend on that tensor alone: the engine passes one at
-a time, so that temporaries are as large as a tensor, not as the model.
+They are (init, update) pairs, in the manner of optax. `state = init(param)`;
+`update, state = update(delta, state)`; the new parameter is `param + update`. Inputs are never
+mutated. State is a flat dict of tensors by field. Each tensor has a state of its own: temporaries
+are as large as a tensor, not as the model.
 """
 
 from __future__ import annotations
@@ -13,19 +12,18 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedwan.state import State, add_prefix, select_prefix
-
-_MOMENTUM, _SUM, _COUNT = "momentum", "sum", "count"
 
 
 class Transform(NamedTuple):
     """An outer optimiser, or one link in a chain of them."""
 
-    init: Callable[[State], State]
-    """(global parameters) -> the first state."""
-    update: Callable[[State, State], tuple[State, State]]
-    """(merged delta, state) -> (what is to be added to the parameters, the next state)."""
+    init: Callable[[Tensor], State]
+    """(a global parameter) -> its first state."""
+    update: Callable[[Tensor, State], tuple[Tensor, State]]
+    """(its merged delta, its state) -> (what is to be added to it, its next state)."""
 
 
 def chain(*transforms: Transform) -> Transform:
@@ -35,13 +33,13 @@ def chain(*transforms: Transform) -> Transform:
     update to be added.
     """
 
-    def init(params: State) -> State:
+    def init(param: Tensor) -> State:
         state: State = {}
         for index, transform in enumerate(transforms):
-            state |= add_prefix(str(index), transform.init(params))
+            state |= add_prefix(str(index), transform.init(param))
         return state
 
-    def update(delta: State, state: State) -> tuple[State, State]:
+    def update(delta: Tensor, state: State) -> tuple[Tensor, State]:
         new_state: State = {}
         for index, transform in enumerate(transforms):
             delta, part = transform.update(delta, select_prefix(str(index), state))
@@ -53,11 +51,7 @@ def chain(*transforms: Transform) -> Transform:
 
 def sgd(lr: float) -> Transform:
     """θ' = θ - lr Δ; lr 1 is federated averaging (McMahan et al. 2016, 1602.05629)."""
-
-    def update(delta: State, state: State) -> tuple[State, State]:
-        return {name: value * -lr for name, value in delta.items()}, state
-
-    return Transform(lambda params: {}, update)
+    return Transform(lambda param: {}, lambda delta, state: (delta * -lr, state))
 
 
 def nesterov(lr: float, momentum: float) -> Transform:
@@ -69,19 +63,11 @@ def nesterov(lr: float, momentum: float) -> Transform:
     starts at zero, so the first step has b' = Δ, as torch's has. Keeps one copy of the parameters.
     """
 
-    def init(params: State) -> State:
-        return add_prefix(_MOMENTUM, {n: torch.zeros_like(p) for n, p in params.items()})
+    def update(delta: Tensor, state: State) -> tuple[Tensor, State]:
+        new = torch.add(delta, state["momentum"], alpha=momentum)
+        return torch.add(delta, new, alpha=momentum).mul_(-lr), {"momentum": new}
 
-    def update(delta: State, state: State) -> tuple[State, State]:
-        old = select_prefix(_MOMENTUM, state)
-        new: State = {}
-        out: State = {}
-        for name, value in delta.items():
-            new[name] = torch.add(value, old[name], alpha=momentum)
-            out[name] = torch.add(value, new[name], alpha=momentum).mul_(-lr)
-        return out, add_prefix(_MOMENTUM, new)
-
-    return Transform(init, update)
+    return Transform(lambda param: {"momentum": torch.zeros_like(param)}, update)
 
 
 def delayed_nesterov(lr: float, momentum: float, every: int) -> Transform:
@@ -96,27 +82,17 @@ def delayed_nesterov(lr: float, momentum: float, every: int) -> Transform:
     `nesterov` for their mean. Keeps two copies of the parameters: m and Σ g.
     """
 
-    def init(params: State) -> State:
-        zeros, sums = ({n: torch.zeros_like(p) for n, p in params.items()} for _ in range(2))
-        counts = {name: torch.zeros((), dtype=torch.int64) for name in params}
-        return joined(zeros, sums, counts)
+    def init(param: Tensor) -> State:
+        momenta, sums = torch.zeros_like(param), torch.zeros_like(param)
+        return {"momentum": momenta, "sum": sums, "count": torch.zeros((), dtype=torch.int64)}
 
-    def joined(momenta: State, sums: State, counts: State) -> State:
-        return add_prefix(_MOMENTUM, momenta) | add_prefix(_SUM, sums) | add_prefix(_COUNT, counts)
-
-    def update(delta: State, state: State) -> tuple[State, State]:
-        momenta, sums = select_prefix(_MOMENTUM, state), select_prefix(_SUM, state)
-        counts = select_prefix(_COUNT, state)
-        out: State = {}
-        for name, value in delta.items():
-            sums[name] = sums[name] + value
-            counts[name] = counts[name] + 1
-            out[name] = value * (-lr / every)
-            if int(counts[name]) >= every:  # more were awaited when some of these came
-                momenta[name] = torch.add(sums[name] / every, momenta[name], alpha=momentum)
-                out[name].add_(momenta[name], alpha=-lr * momentum)
-                sums[name] = torch.zeros_like(value)
-                counts[name] = torch.zeros_like(counts[name])
-        return out, joined(momenta, sums, counts)
+    def update(delta: Tensor, state: State) -> tuple[Tensor, State]:
+        out = delta * (-lr / every)
+        new = state | {"sum": state["sum"] + delta, "count": state["count"] + 1}
+        if int(new["count"]) >= every:  # more were awaited when some of these came
+            new["momentum"] = torch.add(new["sum"] / every, state["momentum"], alpha=momentum)
+            out.add_(new["momentum"], alpha=-lr * momentum)
+            new |= {name: torch.zeros_like(new[name]) for name in ("sum", "count")}
+        return out, new
 
     return Transform(init, update)

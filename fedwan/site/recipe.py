@@ -77,34 +77,10 @@ def train(
     rng = NamedGenerators(seed, f"{name}/{rank}" if rank else name)
     order = (rng if not rank else NamedGenerators(seed, name))["data"]
     places = None if privacy is None else privacy.places
-    part = group.size, rank
-    loader = shard.loader(config.data.batch, order, member.device, places, part)
+    loader = shard.loader(config.data.batch, order, member.device, places, part=(group.size, rank))
     train_own(workload.networks.values(), site_names(config).index(name), shard.count)
-    is_of_inputs = getattr(workload, "samples_from_inputs", False)
-    may_show = member.show_samples or shard.public or not is_of_inputs
-
-    real = _held_out(shard, config.eval.num or 0)
-
-    def evaluate(seed: int) -> Mapping[str, Any]:
-        # What the site trained by; common data are of all sites.
-        told = shard.tell(real) if config.data.split == "own" else real
-        figures = dict(workload.evaluate(told, seed))
-        return figures | ({"real": first_leaf(real)} if shard.public else {})
-
-    # Of samples that other sites do not know, nothing leaves that was not made private.
-    is_secret = privacy is not None and config.data.split == "own"
-    state: dict[str, Stateful] = {"rng": rng, "data": loader}
-    if scaler := getattr(workload, "scaler", None):
-        state["scaler"] = scaler
     workload.privacy = privacy
-    script = Script(
-        networks=workload.networks,
-        optimizers=workload.optimizers,
-        kinds=kinds,
-        state=state,
-        evaluate=None if real is None or is_secret else evaluate,
-        sample=workload.sample if may_show else None,
-    )
+    script = _script(member, workload, shard, kinds, {"rng": rng, "data": loader})
     site = Site(member, script, group)
     h = site.strategy.h
     figures = privacy or Vitals(workload, shard, h, config.data.batch, config.seed, name)
@@ -123,6 +99,39 @@ def train(
         return site.global_sha256
     finally:
         loader.close()
+
+
+def _script(
+    member: Membership,
+    workload: Descent,
+    shard: Shard,
+    kinds: Mapping[str, NetworkKind],
+    state: dict[str, Stateful],
+) -> Script:
+    """What a script of one's own would hand to `join`."""
+    config = member.config
+    real = _held_out(shard, config.eval.num or 0)
+
+    def evaluate(seed: int) -> Mapping[str, Any]:
+        # What the site trained by; common data are of all sites.
+        told = shard.tell(real) if config.data.split == "own" else real
+        figures = dict(workload.evaluate(told, seed))
+        return figures | ({"real": first_leaf(real)} if shard.public else {})
+
+    # Of samples that other sites do not know, nothing leaves that was not made private.
+    is_secret = config.privacy.is_of("sample") and config.data.split == "own"
+    is_of_inputs = getattr(workload, "samples_from_inputs", False)
+    may_show = member.show_samples or shard.public or not is_of_inputs
+    if scaler := getattr(workload, "scaler", None):
+        state["scaler"] = scaler
+    return Script(
+        networks=workload.networks,
+        optimizers=workload.optimizers,
+        kinds=kinds,
+        state=state,
+        evaluate=None if real is None or is_secret else evaluate,
+        sample=workload.sample if may_show else None,
+    )
 
 
 def _held_out(shard: Shard, most: int) -> Any:

@@ -104,11 +104,6 @@ def test_a_healthy_run_has_no_finding() -> None:
     assert told(lambda record: record, rounds=40) == []
 
 
-def test_one_odd_round_is_no_fault() -> None:
-    for name, (bend, *_) in CASES.items():
-        assert told(at("s2", partial(_in_round, 5, bend))) == [], name
-
-
 def test_points_on_different_sides_of_zero_are_no_wrong_range() -> None:
     def bend(record: RoundRecord) -> RoundRecord:
         sides = {"s1": (0.1, 1.0), "s2": (-1.0, -0.1), "s3": (-0.7, 0.7), "s4": (-0.2, 0.7)}
@@ -142,11 +137,6 @@ def test_what_needs_no_comparison_is_told_of_a_site_alone() -> None:
 def test_a_cause_is_told_instead_of_what_follows_from_it() -> None:
     everything = both(*(bend for name, (bend, *_) in CASES.items() if name != "bytes"))
     assert [f.kind for f in told(at("s2", everything))] == ["small_shard"]
-
-
-def test_losses_that_grow_everywhere_are_the_runs() -> None:
-    (finding,) = told(lambda r: scaled("generator", loss=3.0 ** max(0, r.version - 5))(r), 12)
-    assert (finding.kind, finding.site, finding.network) == ("diverging", None, "generator")
 
 
 def by_round(name: str, value: Callable[[int], float]) -> Bend:
@@ -267,7 +257,8 @@ def test_losses_that_grow_everywhere_are_told_however_many_fragments_there_are(n
         return scaled("generator", loss=2.0 ** max(0, record.version - 10))(record)
 
     (finding,) = in_fragments(num, grow, 20)
-    assert (finding.kind, finding.site) == ("diverging", None) and finding.version in (16, 17)
+    assert (finding.kind, finding.site, finding.network) == ("diverging", None, "generator")
+    assert finding.version in (16, 17)
 
 
 @pytest.mark.parametrize("num", [1, 2, 4, 10])

@@ -24,7 +24,6 @@ from fedwan.link.framing import (
     Part,
     pack,
     parser,
-    plain,
     serialize,
     unpack,
 )
@@ -78,7 +77,7 @@ def test_normal_values_lose_what_their_codes_do_not_need_and_noise_nothing(
     assert chunk.raw_bytes == len(data) and len(chunk.data) < most * len(data)
     noise = torch.randint(0, 256, (MOST,), dtype=torch.uint8).numpy().data
     assert pack(0, noise).data is noise  # no copy
-    written = serialize(Part(None, plain(0, data)))
+    written = serialize(Part(None, Chunk(0, data)))
     found = upload_part(written).chunk
     assert found is not None and isinstance(found.data, memoryview) and found.data.obj is written
 
@@ -103,7 +102,7 @@ def frame(data: bytes, **options: bool) -> bytes:
 )
 def test_a_frame_that_lies_is_refused(data: bytes, raw_bytes: int) -> None:
     with pytest.raises(PayloadError, match="chunk at 5"):
-        unpack(plain(5, data)._replace(raw_bytes=raw_bytes), MOST)
+        unpack(Chunk(5, data, raw_bytes), MOST)
 
 
 def test_a_slow_link_is_packed_and_a_fast_one_is_not() -> None:

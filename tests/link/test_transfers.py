@@ -14,10 +14,9 @@ import torch
 from fedwan.codecs import fp32
 from fedwan.codecs.payload import Bytes
 from fedwan.config import LinkConfig
-from fedwan.errors import FedwanError, LinkLost, PayloadError
-from fedwan.link import client, tcp, transfers
+from fedwan.errors import FedwanError, LinkLost
+from fedwan.link import client, tcp
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.framing import Chunk
 from fedwan.link.rpc import FEW_SITES, MIN_WINDOW_BYTES, WINDOWS_BYTES, window_options
 from fedwan.link.tcp import Congestion
 from tests.planes import (
@@ -88,30 +87,6 @@ def test_a_transfer_cut_three_times_moves_again_only_what_was_missing(
         lost = 6_000_000
         assert link.bytes_up < moved + lost and link.bytes_down <= moved
         assert proxy.bytes_up < payload.num_bytes + lost + 100_000
-
-
-@pytest.mark.parametrize(("times", "channels"), [(3, 1), (3, 2), (4, 1)])
-def test_a_chunk_that_is_damaged_on_its_way_down_is_asked_for_again(
-    bench: Bench, identities: Path, monkeypatch: pytest.MonkeyPatch, times: int, channels: int
-) -> None:
-    """TLS lets none through: it is memory that has changed."""
-    plain_unpack, damaged = transfers.unpack, []
-
-    def unpack(chunk: Chunk, most: int) -> Bytes:
-        if chunk.offset == CHUNK and len(damaged) < times:
-            damaged.append(chunk.offset)
-            chunk = chunk._replace(checksum=chunk.checksum ^ 1)
-        return plain_unpack(chunk, most)
-
-    monkeypatch.setattr(transfers, "unpack", unpack)
-    payload = random_payload(1, bench.layout)
-    with joined(bench, identities, channels=channels) as link:
-        if times == 3:
-            assert carry(bench, link, "down", payload) == read_all(payload)
-        else:
-            with pytest.raises(PayloadError, match="was damaged on the way"):
-                carry(bench, link, "down", payload)
-    assert len(damaged) == times
 
 
 def test_a_download_whose_payload_is_held_no_more_begins_anew(

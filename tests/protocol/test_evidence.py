@@ -14,7 +14,7 @@ from cryptography import x509
 from fedwan.codecs import fp32
 from fedwan.link import client, pki
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.framing import ChunkHashes, Part, plain
+from fedwan.link.framing import Chunk, ChunkHashes, Part
 from fedwan.link.tls import Identity, has_signed
 from fedwan.protocol.evidence import fields_of, statement, statement_of
 from fedwan.protocol.round import Key
@@ -124,7 +124,7 @@ def test_a_contribution_that_its_site_has_not_signed_is_refused_and_ends_nothing
 ) -> None:
     bench = Bench(tmp_path)
     payload = payload_of(1.0, bench.layout)
-    chunk = plain(0, data := read_all(payload))
+    chunk = Chunk(0, data := read_all(payload))
     header = header_of(payload)
     header.session, header.chunk_bytes = "s1-first", 1 << 16
     hashes = ChunkHashes(1)
