@@ -61,10 +61,12 @@ def clip(params: Iterable[Tensor], max_norm: float) -> None:
 
     The order of the parameters does not matter, not even to the last bit.
     """
-    params = [param for param in params if param.grad is not None]
-    if max_norm <= 0 or not params:
+    if max_norm <= 0:
         return
+    params = [param for param in params if param.grad is not None]
     norms = [full_norm(param.grad) for param in params if param.grad is not None]
+    if not norms:
+        return
     # Sorted, since a mirror lists parameters in name order and a module in its own.
     ordered = torch.stack([norm.to(norms[0].device) for norm in norms]).sort().values
     total = torch.linalg.vector_norm(ordered)
