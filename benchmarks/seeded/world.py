@@ -42,6 +42,7 @@ from fedwan.errors import (
     SessionLost,
     SiteDrained,
     SiteEjected,
+    UserError,
 )
 from fedwan.link.pki import federation as make_identities
 from fedwan.link.tls import Identity
@@ -253,11 +254,19 @@ class World:
                 self.is_complete = True
                 self._ended["coordinator"] = outcome
                 return
-            if not isinstance(outcome, Killed | RunStopped | OSError):
+            if not self._may_end(outcome):
                 self.violated(f"coordinator: {type(outcome).__name__}: {outcome}")
                 self.is_complete = True
                 return
             self.kernel.park(1.0 + 10.0 * self.random.random())
+
+    def _may_end(self, outcome: BaseException) -> bool:
+        """Whether a coordinator may end like this; an operator starts it again."""
+        is_refused = isinstance(outcome, UserError) and "in a row were refused" in str(outcome)
+        # Under `sync` who dies after a refusal meets the same batch again.
+        if is_refused and self.bad_batches and self.config.strategy == "sync":
+            return self.invariants.has_died
+        return isinstance(outcome, Killed | RunStopped | OSError)
 
     def _coordinate(self, present: _Coordinator) -> str:
         def record(row: dict[str, Any]) -> None:
