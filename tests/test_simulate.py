@@ -258,7 +258,7 @@ def test_a_site_whose_gradients_come_too_late_goes_on_with_the_others_weights(
     tmp_path: Path,
 ) -> None:
     """Weights and optimisers: it is in later rounds, and all end on the same bits."""
-    rounds = {"quorum": 1, "patience_s": 0.5}
+    rounds = {"quorum": 1, "patience_s": 2.0}
     config = tiny_config("sync", NET, sites=2, h=1, steps=20, round=rounds)
     strategy = sync.build(config)
     config.round.patience_s = 60.0  # to join takes longer on a busy machine
@@ -273,9 +273,9 @@ def test_a_site_whose_gradients_come_too_late_goes_on_with_the_others_weights(
         return Late(link) if site == "s2" else link
 
     ran = run_tiny(tmp_path, config, strategy, wrap=wrap)
-    assert len(ran.hashes) == 1 and ran.result.totals.dropped >= 1
-    versions = {row["version"] for row in ran.rounds("s2")}
-    assert 7 not in versions and max(versions) > 7
+    assert len(ran.hashes) == 1 and ran.result.totals.dropped == 1
+    versions = [row["version"] for row in ran.rounds("s2")]
+    assert versions == [version for version in range(1, 21) if version != 7]
     states = [w.optimizers["velocity"].state_dict()["state"] for w in ran.workloads.values()]
     assert all(same_bits(states[0][index], states[1][index]) for index in states[0])
 
