@@ -85,11 +85,20 @@ class _Outer(ServerStep):
         self._transforms = transforms
         self._is_offloaded = False
         self._state: dict[str, State] = {
-            name: self._of(name).init(model[name])
+            name: self._begin(name, model[name])
             for network in transforms
             for name in self._parameters[network]
         }
         """By tensor, its state by field."""
+
+    def _begin(self, name: str, param: Tensor) -> State:
+        try:
+            return dict(self._of(name).init(param))
+        except Exception as error:
+            raise UserError(
+                f"the outer step of {network_of(name)} cannot begin at {name!r}: {error!r}"
+                f"{place_of(error)}; its init gets a tensor and returns the tensor's state by field"
+            ) from None
 
     def _of(self, name: str) -> Transform:
         """Averages that sites make go where their mean is, whatever the weights do."""

@@ -136,6 +136,13 @@ def test_an_outer_step_that_breaks_the_weights_is_refused_before_it_moves_them(
     assert same_bits(model, before)
 
 
+def test_an_outer_step_that_cannot_begin_says_what_it_is_given() -> None:
+    init: Any = lambda params: {name: value * 0 for name, value in params.items()}  # noqa: E731
+    for_all = outer.Transform(init, lambda delta, state: (delta, state))
+    with pytest.raises(UserError, match=r"cannot begin at '.*': AttributeError.* gets a tensor"):
+        step_outer(for_all)(random_state(0, LAYOUT), LAYOUT)
+
+
 def test_a_parameter_server_holds_gradients_once_and_moves_nothing_before_it_commits() -> None:
     model, merged = random_state(0, LAYOUT), random_state(1, LAYOUT)
     before = clone(model)
