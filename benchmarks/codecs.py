@@ -21,11 +21,11 @@ from torch.utils.benchmark import Timer
 
 from benchmarks.harness.table import Row
 from benchmarks.recipes.timed import pix2pix_like
-from fedwan.codecs import Codec, bf16, fp32, int4, int8, topk2
+from fedwan.codecs import Codec, bf16, fp32, int2, int4, int8, topk2
 from fedwan.memory import tune_allocator
-from fedwan.state import Layout, State, layout_of
+from fedwan.state import Layout, State, clone, layout_of
 
-CODECS: tuple[Callable[[], Codec], ...] = (fp32, bf16, int8, int4, topk2)
+CODECS: tuple[Callable[[], Codec], ...] = (fp32, bf16, int8, int4, int2, topk2)
 TARGETS = {"encode_mb_s": 500.0, "decode_mb_s": 1000.0}
 """That int8 and int4 must reach on one core."""
 
@@ -65,9 +65,9 @@ def measure_codec(codec: Codec, layout: Layout, values: State, seconds: float) -
 
     num_values = sum(spec.num_values for spec in layout.values())
     # A payload is written with what is owed from the last one, as in every round but the first.
-    _, owed = codec.encode(values, {}, layout)
-    encode_s = median_s(lambda: codec.encode(values, owed, layout))
-    payload, _ = codec.encode(values, {}, layout)
+    payload, owed = codec.encode(clone(values), {}, layout)
+    spare = clone(values)
+    encode_s = median_s(lambda: codec.encode(spare, owed, layout))
     target = {name: torch.zeros_like(value) for name, value in values.items()}
 
     def add() -> None:

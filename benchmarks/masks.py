@@ -35,7 +35,7 @@ from fedwan.link import pki
 from fedwan.link.tls import Identity
 from fedwan.protocol.unmasking import Unmasking, basis_of, majority
 from fedwan.site.masker import Masker
-from fedwan.state import Layout, Role, State, TensorSpec
+from fedwan.state import Layout, Role, State, TensorSpec, clone
 
 SITES = 4
 STEP = step_of(FIRST_SIZE, 4)
@@ -86,11 +86,12 @@ def measure_way(way: str, layout: Layout, values: State) -> tuple[int, float, fl
         maskers = maskers_of(names, Path(folder)) if codec.mask_bits else {}
         bundles, site_s, coordinator_s = {}, [], 0.0
         for name in names:
+            spare = clone(values)
             began = time.perf_counter()
             coder = with_feedback(codec)
             if maskers:
                 coder, bundles[name] = maskers[name].seal(codec, 0, 0, "", sizes)
-            payload, _ = coder.encode(values, {}, layout)
+            payload, _ = coder.encode(spare, {}, layout)
             site_s.append(time.perf_counter() - began)
             began = time.perf_counter()
             merger.add(codec.read_each(payload, layout), 1.0)
@@ -133,7 +134,7 @@ def measure_dropouts(num_sums: int) -> Row:
             for name in senders:
                 coder, bundles[name] = maskers[name].seal(codec, 0, version, "", sizes)
                 delta = 0.01 * torch.randn(300)
-                payload, owed = coder.encode({"net/w": delta}, {}, layout)
+                payload, owed = coder.encode({"net/w": delta.clone()}, {}, layout)
                 merger.add(codec.read_each(payload, layout))
                 total += ((delta - owed["net/w"]) / STEP).round()
             answering = [name for name in senders if dice.random() < 0.85]

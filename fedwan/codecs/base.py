@@ -31,8 +31,8 @@ from fedwan.codecs.payload import (
 from fedwan.errors import PayloadError, UserError
 from fedwan.state import Layout, Role, State, TensorSpec, tensor_bytes
 
-CPU_SPAN = 1 << 17
-"""Values worked on at a time on a CPU: 512 KiB of fp32, half of a common second-level cache."""
+CPU_SPAN = 1 << 18
+"""Values worked on at a time on a CPU, 1 MiB of fp32: of fewer, starting the operations shows."""
 DEVICE_SPAN = 1 << 25
 """Values at a time elsewhere: few launches, and temporaries of 128 MiB at most."""
 _MOST_AT_ONCE = DEVICE_SPAN // 2
@@ -203,7 +203,8 @@ class Codec(NamedTuple):
     ) -> tuple[Payload, State]:
         """Encode a layout's tensors, of any device and float dtype; `residual` starts as {}.
 
-        They are taken one at a time: a lazy mapping holds no more than one. None is mutated.
+        They are taken one at a time: a lazy mapping holds no more than one. With feedback, what is
+        owed may take a tensor's own memory, so that the tensor is lost; the residual stays.
         """
         payload = self.grow(layout)
         owed = self.encode_into(payload, tensors, residual, layout)
@@ -353,7 +354,7 @@ def with_feedback(codec: Codec) -> Codec:
         return codec._replace(encode_tensor=codec.encode_owing, has_feedback=True)
 
     def encode(value: Tensor, residual: Tensor | None) -> tuple[memoryview, Tensor | None]:
-        owed = value.detach().to(torch.float32, copy=True).contiguous()
+        owed = value.detach().float().contiguous()
         if residual is not None:
             owed += residual.to(owed.device).view(owed.shape)
         record, _ = codec.encode_tensor(owed, None)

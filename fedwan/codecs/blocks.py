@@ -156,12 +156,11 @@ def _block_codec(name: str, encoding: int, form: _Format) -> Codec:
         return tensor_bytes(_encode(form, flat)), None
 
     def encode_owing(value: Tensor, residual: Tensor | None) -> tuple[memoryview, Tensor]:
-        flat = value.detach().reshape(-1)
-        before = None if residual is None else residual.to(value.device).view(-1)
-        owed = flat.new_empty(len(flat), dtype=torch.float32)
-        record = _encode(form, flat, before, owed)
+        owed = value.detach().float().reshape(-1)
+        before = None if residual is None else residual.to(owed.device).view(-1)
+        record = _encode(form, owed, before, is_spare=True)
         try:
-            form.record.check(record, len(flat))
+            form.record.check(record, len(owed))
         except PayloadError:  # every reader refuses it, and nothing is owed
             owed.zero_()
         return tensor_bytes(record), owed.view(value.shape)
@@ -226,11 +225,11 @@ def _unpack_quarters(packed: Tensor, values: Tensor) -> None:
 
 
 def _encode(
-    form: _Format, flat: Tensor, residual: Tensor | None = None, owed: Tensor | None = None
+    form: _Format, flat: Tensor, residual: Tensor | None = None, is_spare: bool = False
 ) -> Tensor:
     """A flat tensor's record, uint8, on the tensor's device.
 
-    With `owed` a residual is added before, and what the record does not say is written into that.
+    To one that is spare a residual is added, and what the record does not say is left in it.
     """
     record = torch.empty(form.record.num_bytes(len(flat)), dtype=torch.uint8, device=flat.device)
     for part in form.record.parts(record, len(flat)):
@@ -241,10 +240,8 @@ def _encode(
             at = part.values.start + rows.start * part.width
             where = slice(at, at + (rows.stop - rows.start) * part.width)
             span = flat[where].view(-1, part.width)
-            if owed is not None:
-                span = owed[where].view(-1, part.width).copy_(span)
-                if residual is not None:
-                    span += residual[where].view(-1, part.width)
+            if residual is not None:
+                span += residual[where].view(-1, part.width)
             work = scratch[: len(span)]
             values = work[:, : part.width]
             torch.abs(span.float(), out=values)
@@ -252,7 +249,7 @@ def _encode(
             torch.mul(span, _inverse(unit), out=values)
             codes = part.codes[rows].view(torch.int8)
             form.pack(work, codes)
-            if owed is not None:
+            if is_spare:
                 _subtract(form, span, work, codes, unit)
     return record
 

@@ -128,7 +128,7 @@ def bind(codec: Codec, sites: int, sizes: Sequence[int], masks: KeyStreams) -> C
     width, left = width_of(bits, sites), iter(sizes)
 
     def encode(value: Tensor, residual: Tensor | None) -> tuple[memoryview, Tensor | None]:
-        owed = value.detach().to("cpu", torch.float32, copy=True).contiguous()
+        owed = value.detach().to("cpu", torch.float32).contiguous()
         if residual is not None:
             owed += residual.to("cpu").view(owed.shape)
         size, flat = next(left), owed.view(-1)

@@ -138,7 +138,7 @@ def unpack_ascending(upper: Tensor, low: Tensor, count: int) -> Tensor | None:
 
 def _encode(value: Tensor, residual: Tensor | None, beta: float) -> tuple[Tensor, Tensor]:
     """A tensor's record, uint8, and what is owed, fp32; both on the tensor's device."""
-    owed = value.detach().to(torch.float32, copy=True).contiguous()
+    owed = value.detach().float().contiguous()
     if residual is not None:
         owed.add_(residual.to(owed.device).view(owed.shape), alpha=beta)
     flat = owed.view(-1)

@@ -32,6 +32,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from fedwan.buffers import lend
 from fedwan.codecs import Coded, Plain
 from fedwan.doctor.sampling import Sample, Sampler
 from fedwan.state import Layout, Role, State, TensorSpec, means_of_variances
@@ -53,6 +54,8 @@ class Merger:
         self._in_pairs = {*self._mean_of, *self._mean_of.values()}
         self.sampler = Sampler(layout)
         self._sums: State = {}
+        self._room: State = {}
+        """Where the sums of parameters will lie."""
         self._units: dict[str, float] = {}
         """By tensor, the weight that counts as 1."""
         self._totals: defaultdict[str, float] = defaultdict(float)
@@ -95,6 +98,12 @@ class Merger:
             self._add(name, Plain(value), weight)
         return sample
 
+    def _place(self, name: str) -> Tensor:
+        if name not in self._room:
+            specs = self._layout.items()
+            self._room = lend({n: spec for n, spec in specs if spec.role is Role.PARAMETER})
+        return self._room.pop(name)
+
     def _share(self, name: str, weight: float) -> float:
         """A weight in the units of this tensor."""
         return weight / self._units.setdefault(name, weight)
@@ -106,7 +115,10 @@ class Merger:
             coded.add_to(self._sums[name], share * scale)
         else:
             spec = self._layout[name]
-            self._sums[name] = torch.empty(spec.shape, dtype=sum_dtype(spec))
+            if spec.role is Role.PARAMETER:
+                self._sums[name] = self._place(name)
+            else:
+                self._sums[name] = torch.empty(spec.shape, dtype=sum_dtype(spec))
             coded.write_to(self._sums[name])
             if share * scale != 1.0:
                 self._sums[name].mul_(share * scale)
@@ -127,7 +139,7 @@ class Merger:
         buffers fp64; counters keep their dtype.
         """
         assert self._sums, "nothing was merged"
-        merged, self._sums = self._sums, {}
+        merged, self._sums, self._room = self._sums, {}, {}
         for name, total in self._totals.items():
             if total != 1.0:
                 merged[name].div_(total)

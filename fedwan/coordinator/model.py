@@ -205,7 +205,7 @@ class GlobalModel:
         if weights that are no numbers would come of it, or an outer step fails.
         """
         self.is_whole = False
-        deltas = dict(merged) if alone else {}
+        deltas = clone(merged) if alone else {}
         for name in fragment.layout.keys() - merged.keys():
             present = self.state[name]
             is_delta = self.layout[name].role is Role.PARAMETER

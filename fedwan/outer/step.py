@@ -108,9 +108,10 @@ class _Outer(ServerStep):
         out: State = {}
         for name in list(merged):
             delta = merged.pop(name)
+            again = [delta.clone() for _ in range(times - 1)]
             out[name] = self._update(name, delta)
-            for _ in range(times - 1):
-                out[name].add_(self._update(name, delta))
+            for one in again:
+                out[name].add_(self._update(name, one))
         return out
 
     def _update(self, name: str, delta: Tensor) -> Tensor:
@@ -121,8 +122,9 @@ class _Outer(ServerStep):
                 raise TypeError(f"a {type(moved).__name__} in place of a tensor")
             if odd := new.keys() - part.keys():
                 raise KeyError(f"state {min(odd)!r} that init did not make")
+            moved = _apart(moved, new)
             if self._is_offloaded:
-                moved, new = _written(part, moved, new)
+                new = _written(part, new)
         except Exception as error:
             raise UserError(
                 f"the outer step of {network} failed at {name!r}: {error!r}{place_of(error)}; its "
@@ -162,21 +164,21 @@ class _Outer(ServerStep):
             part.update({own: state[f"{network_of(name)}:{own}:{name}"] for own in part})
 
 
-def _written(part: State, moved: Tensor, new: State) -> tuple[Tensor, State]:
-    """An update, and the state after it: written to where the one before it is, if it fits there.
+def _apart(value: Tensor, state: State) -> Tensor:
+    """The tensor, or a copy if it shares memory with a state: what it is for writes to it."""
+    kept = {each.untyped_storage().data_ptr() for each in state.values()}
+    return value.clone() if value.untyped_storage().data_ptr() in kept else value
 
-    An update may hand on tensors of the state before, which are written over: as they were.
-    """
-    before = {value.untyped_storage().data_ptr() for value in part.values()}
-    moved, *values = (
-        value.clone() if value.untyped_storage().data_ptr() in before else value
-        for value in (moved, *new.values())
-    )
-    for own, value in zip(new, values, strict=True):
+
+def _written(part: State, new: State) -> State:
+    """A state, written to where the one before it is, if it fits there."""
+    # It may hand on tensors of the one before, under another name.
+    apart = {own: v if v is part[own] else _apart(v, part) for own, v in new.items()}
+    for own, value in apart.items():
         at = part[own]
-        fits = (value.dtype, value.shape) == (at.dtype, at.shape)
-        new[own] = at.copy_(value) if fits else value
-    return moved, new
+        if value is not at and (value.dtype, value.shape) == (at.dtype, at.shape):
+            apart[own] = at.copy_(value)
+    return apart
 
 
 class StepInner(ServerStep):

@@ -1,9 +1,9 @@
 """Outer optimisers: what becomes of the merged delta (global - local) of each tensor.
 
 They are (init, update) pairs, in the manner of optax. `state = init(param)`;
-`update, state = update(delta, state)`; the new parameter is `param + update`. Inputs are never
-mutated. State is a flat dict of tensors by field. Each tensor has a state of its own: temporaries
-are as large as a tensor, not as the model.
+`update, state = update(delta, state)`; the new parameter is `param + update`. State is a flat dict
+of tensors by field. Both inputs may be written to, and had better be: fresh memory costs more than
+what is computed, since the kernel has to clear it first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class Transform(NamedTuple):
     init: Callable[[Tensor], State]
     """(a global parameter) -> its first state."""
     update: Callable[[Tensor, State], tuple[Tensor, State]]
-    """(its merged delta, its state) -> (what is to be added to it, its next state)."""
+    """(its merged delta, its state) -> (what is to be added to it, its next state); in place if
+    you like."""
 
 
 def chain(*transforms: Transform) -> Transform:
@@ -51,7 +52,7 @@ def chain(*transforms: Transform) -> Transform:
 
 def sgd(lr: float) -> Transform:
     """θ' = θ - lr Δ; lr 1 is federated averaging (McMahan et al. 2016, 1602.05629)."""
-    return Transform(lambda param: {}, lambda delta, state: (delta * -lr, state))
+    return Transform(lambda param: {}, lambda delta, state: (delta.mul_(-lr), state))
 
 
 def nesterov(lr: float, momentum: float) -> Transform:
@@ -64,8 +65,9 @@ def nesterov(lr: float, momentum: float) -> Transform:
     """
 
     def update(delta: Tensor, state: State) -> tuple[Tensor, State]:
-        new = torch.add(delta, state["momentum"], alpha=momentum)
-        return torch.add(delta, new, alpha=momentum).mul_(-lr), {"momentum": new}
+        buffer = state["momentum"]
+        torch.add(delta, buffer, alpha=momentum, out=buffer)
+        return delta.add_(buffer, alpha=momentum).mul_(-lr), state
 
     return Transform(lambda param: {"momentum": torch.zeros_like(param)}, update)
 
@@ -87,12 +89,12 @@ def delayed_nesterov(lr: float, momentum: float, every: int) -> Transform:
         return {"momentum": momenta, "sum": sums, "count": torch.zeros((), dtype=torch.int64)}
 
     def update(delta: Tensor, state: State) -> tuple[Tensor, State]:
-        out = delta * (-lr / every)
-        new = state | {"sum": state["sum"] + delta, "count": state["count"] + 1}
-        if int(new["count"]) >= every:  # more were awaited when some of these came
-            new["momentum"] = torch.add(new["sum"] / every, state["momentum"], alpha=momentum)
-            out.add_(new["momentum"], alpha=-lr * momentum)
-            new |= {name: torch.zeros_like(new[name]) for name in ("sum", "count")}
-        return out, new
+        buffer, total, count = state["momentum"], state["sum"].add_(delta), state["count"].add_(1)
+        delta.mul_(-lr / every)
+        if int(count) >= every:  # more were awaited when some of these came
+            torch.add(total.div_(every), buffer, alpha=momentum, out=buffer)
+            delta.add_(buffer, alpha=-lr * momentum)
+            total.zero_(), count.zero_()
+        return delta, state
 
     return Transform(init, update)

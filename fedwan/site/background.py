@@ -1,4 +1,4 @@
-"""What works beside the step loop: threads that let it go first, and memory that is used again.
+"""What works beside the step loop: threads that let it go first.
 
 On a GPU a thread of `background_threads(…, device)` has a queue of its own (a stream): its copies
 do not wait for the training steps that are queued meanwhile. What it reads must have been queued
@@ -14,49 +14,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from torch import Tensor
-
-from fedwan.state import Layout, Role, State
 
 NICENESS = 8
 """About a sixth of the step loop's share where both want the same processor."""
-ALIGNMENT = 64
-"""Of each tensor's first byte: a cache line."""
-KEPT = 2
-"""Blocks kept while nobody uses them: one delta is encoded while the next one is taken."""
-
-
-class BufferPool:
-    """Lends host memory for tensors again and again; any thread may give back.
-
-    Fresh memory costs more than what is written to it: the kernel has to clear it first.
-    """
-
-    def __init__(self) -> None:
-        self._blocks: list[Tensor] = []
-
-    def lend(self, layout: Layout) -> State:
-        """Tensors of these shapes, parameters in fp32; they hold whatever they hold."""
-        ends, end, dtypes = {}, 0, {}
-        for name, spec in layout.items():
-            start = end + -end % ALIGNMENT
-            dtypes[name] = torch.float32 if spec.role is Role.PARAMETER else spec.dtype
-            ends[name] = start, (end := start + spec.num_values * dtypes[name].itemsize)
-        block = self._blocks.pop() if self._blocks else torch.empty(0, dtype=torch.uint8)
-        if len(block) < end:
-            block = torch.empty(end, dtype=torch.uint8)
-        return {
-            name: block[slice(*ends[name])].view(dtypes[name]).view(spec.shape)
-            for name, spec in layout.items()
-        }
-
-    def take_back(self, buffers: State) -> None:
-        """Nobody reads these any more; they are emptied. A GPU's memory is torch's to keep."""
-        first = next(iter(buffers.values()), None)
-        if first is not None and first.is_cpu and len(self._blocks) < KEPT:
-            block = torch.empty(0, dtype=torch.uint8).set_(first.untyped_storage())
-            self._blocks.append(block)
-        buffers.clear()
 
 
 def background_threads(

@@ -28,22 +28,18 @@ from concurrent.futures import Future
 from functools import partial
 from typing import cast
 
+from fedwan.buffers import lend
 from fedwan.codecs import Payload
 from fedwan.errors import FedwanError, NotJoined, PayloadError, SessionLost, UserError
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
-from fedwan.site.background import (
-    BufferPool,
-    await_queue,
-    background_threads,
-    queued_until_now,
-)
+from fedwan.site.background import await_queue, background_threads, queued_until_now
 from fedwan.site.flight import Anew, CannotMerge, Flight, Over, Refused
 from fedwan.site.meter import Work
 from fedwan.site.place import Place
 from fedwan.site.stub import is_here, is_merged, is_superseded
-from fedwan.state import State
+from fedwan.state import State, clone
 from fedwan.strategy import Landing
 
 log = logging.getLogger(__name__)
@@ -85,7 +81,6 @@ class Exchange:
         self._hook, self._stub, self._meter = place.hook, place.stub, place.meter
         self._listen, self._join_anew = listen, join_anew
         self._tau = place.strategy.overlap.tau
-        self._buffers = BufferPool()
         self._flights: dict[int, Flight] = {}
         self._rejections = 0
         self.is_reduced = False
@@ -337,6 +332,8 @@ class Exchange:
                 "the steps that were taken again are not those that were merged: values not finite"
             )
         up = self._place.seal(part, flight.header, flight.weights_sha256)
+        if self._place.has_gradients and up.has_feedback:
+            taken = clone(taken)  # encoding would spoil them, and they may have to leave again
         payload = up.grow(part.layout)
         try:
             flight.owed = up.encode_into(payload, taken, flight.residual, part.layout)
@@ -362,7 +359,7 @@ class Exchange:
         flight.has_left = True
         # What lies on a GPU is left to torch, which keeps what was freed.
         is_here = self._group.rank == 0 and self._device.type == "cpu"
-        room = self._buffers.lend(fragment.layout) if is_here else State()
+        room = lend(fragment.layout) if is_here else State()
         flight.held = self._replica.take_delta(fragment, room)
         self._hook.before_send(fragment)
         if fragment.index == 0:
@@ -402,7 +399,7 @@ class Exchange:
                 raise
             receipt = wire.Receipt(status=wire.Receipt.REJECTED, text=str(error))
         self._settle(flight, receipt)
-        self._buffers.take_back(flight.held)
+        flight.held.clear()
         while not is_here(asked):
             _check_wanted(in_vain)
         update = cast(Future[Delivery], asked).result()

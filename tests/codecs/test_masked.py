@@ -100,7 +100,7 @@ def test_what_lies_far_above_the_rest_arrives_within_a_few_versions() -> None:
     for _ in range(40):
         bound = masked.bind(codec, 3, [size], masked.KeyStreams([]))
         layout = {"net/w": spec((1 << 16,))}
-        payload, residual = bound.encode({"net/w": value}, residual, layout)
+        payload, residual = bound.encode({"net/w": value.clone()}, residual, layout)
         ((_, coded),) = codec.read_each(payload, layout)
         size = int([*coded.blocks()][-1][0])
     assert float(residual["net/w"][5]) < 9 * 0.01

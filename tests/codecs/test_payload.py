@@ -12,7 +12,7 @@ import torch
 from fedwan.codecs import Codec, Payload, bf16, fp32, int4, int8, topk2
 from fedwan.codecs.payload import tensor_from_bytes
 from fedwan.errors import FedwanError
-from fedwan.state import Layout, Role, State
+from fedwan.state import Layout, Role, State, clone
 from tests.support import random_state, read_all, same_bits, spec
 
 STATE = {"g/n": torch.tensor(3), "g/w": torch.tensor([1.0, -2.5])}
@@ -41,7 +41,7 @@ def long_value() -> torch.Tensor:
 
 @every_codec
 def test_the_bytes_are_those_that_were_committed(codec: Codec) -> None:
-    data = read_all(codec.encode(STATE, {}, LAYOUT)[0])
+    data = read_all(codec.encode(clone(STATE), {}, LAYOUT)[0])
     record, _ = codec.encode_tensor(long_value(), None)
     assert hashlib.sha256(data + bytes(record)).hexdigest()[:32] == GOLDEN[codec.name]
 
@@ -88,7 +88,7 @@ class Gated(dict[str, torch.Tensor]):
 @every_codec
 def test_a_reader_decodes_each_tensor_before_the_next_one_is_made(codec: Codec) -> None:
     state = random_state(5, GROWN)
-    payload, _ = codec.encode(state, {}, GROWN)
+    payload, _ = codec.encode(clone(state), {}, GROWN)
     expected = codec.decode(payload, GROWN)
     gated, growing = Gated(state), codec.grow(GROWN)
 

@@ -22,7 +22,7 @@ from fedwan.link.tls import Identity
 from fedwan.protocol.unmasking import Unmasking, basis_of, check_bundle, majority
 from fedwan.site import masker
 from fedwan.site.masker import Masker
-from fedwan.state import Layout
+from fedwan.state import Layout, clone
 from tests.support import spec
 
 NAMES = ["s1", "s2", "s3", "s4", "s5"]
@@ -68,7 +68,7 @@ class Sites:
             codec, bundles[name] = self.maskers[name].seal(self.codec, 0, version, WEIGHTS, SIZES)
             check_bundle(bundles[name], len(self.names))
             delta = {key: 0.01 * torch.randn(s.shape) for key, s in LAYOUT.items()}
-            payload, owed = codec.encode(delta, {}, LAYOUT)
+            payload, owed = codec.encode(clone(delta), {}, LAYOUT)
             merger.add(self.codec.read_each(payload, LAYOUT))
             for key in LAYOUT:
                 total[key] += delta[key] - owed[key]

@@ -19,7 +19,7 @@ from fedwan.fragments import Fragment, due_step, often, strided, whole
 from fedwan.outer.step import step_outer
 from fedwan.protocol.policy import RoundPolicy
 from fedwan.rng import NamedGenerators
-from fedwan.state import State, ema_name, layout_of, state_of
+from fedwan.state import State, clone, ema_name, layout_of, state_of
 from fedwan.strategy import Overlap, Strategy
 from strategies.eager_diloco import Eager, LookAhead
 from strategies.scaffnew import ControlVariates
@@ -251,7 +251,7 @@ def add_ema(state: State) -> State:
 def quantised(delta: State) -> State:
     """Q(TopK(Δ)), by the codec, whose own tests pin its bytes."""
     layout = layout_of(TinyWorkload(NET).networks)
-    payload, _ = topk2(MOMENTUM).encode(delta, {}, layout)
+    payload, _ = topk2(MOMENTUM).encode(clone(delta), {}, layout)
     return topk2(MOMENTUM).decode(payload, layout)
 
 
