@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -31,12 +32,7 @@ def lend(layout: Layout) -> State:
         dtypes[name] = torch.float32 if spec.role is Role.PARAMETER else spec.dtype
         end = start + spec.num_values * dtypes[name].itemsize
         places[name] = slice(start, end)
-    try:
-        block = _free.pop()
-    except IndexError:
-        block = torch.empty(0, dtype=torch.uint8, device="cpu")
-    if len(block) < end:
-        block = torch.empty(end, dtype=torch.uint8, device="cpu")
+    block = _take(end)
     # An array for each time: torch holds it as long as a tensor has its memory.
     array = block.numpy()
     weakref.finalize(array, _free.append, block).atexit = False
@@ -45,3 +41,19 @@ def lend(layout: Layout) -> State:
         name: lent[places[name]].view(dtypes[name]).view(spec.shape)
         for name, spec in layout.items()
     }
+
+
+def forget() -> None:
+    """Give what nobody uses back to the kernel: this run lends no more."""
+    _free.clear()
+
+
+def _take(num_bytes: int) -> Tensor:
+    """A free block of about this size, or a new one: a large one is not held for little."""
+    for _ in range(KEPT):
+        with suppress(IndexError):
+            block = _free.pop()
+            if num_bytes <= len(block) <= 2 * num_bytes:
+                return block
+            _free.appendleft(block)
+    return torch.empty(num_bytes, dtype=torch.uint8, device="cpu")

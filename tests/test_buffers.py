@@ -46,3 +46,14 @@ def test_no_more_is_kept_than_is_said_and_nothing_is_no_trouble() -> None:
     held.clear()
     assert len(buffers._free) == buffers.KEPT
     assert lend({}) == {}
+    buffers.forget()
+    assert not buffers._free
+
+
+def test_a_large_block_is_not_held_for_little() -> None:
+    large = lend({"g/weight": spec((500, 3))})
+    address = large["g/weight"].data_ptr()
+    large.clear()
+    small = lend(LAYOUT)
+    assert small["g/weight"].untyped_storage().nbytes() < 400
+    assert lend({"g/weight": spec((400, 3))})["g/weight"].data_ptr() == address

@@ -11,6 +11,7 @@ from __future__ import annotations
 # ruff: noqa: D102 (what a `Coded` does is said once)
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -177,7 +178,8 @@ class Codec(NamedTuple):
     encoding: int
     """Its number in a payload's table, from 1 on."""
     encode_tensor: Callable[[Tensor, Tensor | None], tuple[memoryview, Tensor | None]]
-    """(value, residual or None) -> (record, residual or None)."""
+    """(value, residual or None) -> (record, residual or None). With feedback what is owed may take
+    the value's memory, and had better."""
     read_tensor: Callable[[Bytes, TensorSpec], Coded]
     """(record of the right length, spec) -> coded tensor, which decodes to fp32 of the spec's shape
     and may share the record's memory. Raises a `PayloadError`, whose text goes on after the
@@ -345,8 +347,8 @@ def with_feedback(codec: Codec) -> Codec:
         a = e + value        sent: Q(a)        e = a - Q(a)
 
     Seide et al. 2014; Karimireddy et al. 2019 (1901.09847), algorithm 2. The same on the wire; an
-    exact codec, and one that has feedback, as they are. Memory: the residual, fp32, on the device
-    of what is encoded. Time: a decoding besides.
+    exact codec, and one that has feedback, as they are. Memory: the residual, fp32, in place of
+    what is encoded where that is fp32 and contiguous. Time: a decoding besides.
     """
     if codec.is_exact or codec.has_feedback:
         return codec
@@ -359,10 +361,8 @@ def with_feedback(codec: Codec) -> Codec:
             owed += residual.to(owed.device).view(owed.shape)
         record, _ = codec.encode_tensor(owed, None)
         spec = TensorSpec(tuple(owed.shape), torch.float32, Role.PARAMETER)
-        try:
+        with suppress(PayloadError):  # values that are not finite: every reader refuses it
             codec.read_tensor(record, spec).add_to(owed, -1.0)
-        except PayloadError:  # not finite: every reader refuses it, and nothing is owed
-            owed.zero_()
         return record, owed
 
     return codec._replace(encode_tensor=encode, has_feedback=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fedwan.app import complete, has_own_data, load_strategy, sources
+from fedwan.buffers import forget
 from fedwan.codecs import Reading
 from fedwan.config import MASKED, Config, hash_config, site_names, to_tree
 from fedwan.coordinator.evaluator import Evaluator
@@ -183,6 +184,7 @@ class CoordinatedRun:
             raise
         finally:
             self._version_lines.thread.shutdown()
+            forget()
 
     def _train(self, on_agreed: Callable[[Config], None]) -> GlobalModel:
         hub, patience_s = self.hub, self.config.round.patience_s

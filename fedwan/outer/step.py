@@ -19,6 +19,7 @@ from fedwan.config import InnerConfig
 from fedwan.errors import CheckpointError, ConfigError, UserError, place_of
 from fedwan.optim_state import NamedOptimizers
 from fedwan.outer import Transform, sgd
+from fedwan.outer.transforms import apart
 from fedwan.state import Layout, Role, State, is_moment, network_of
 from fedwan.workloads.optim import begin_moments, build_optimizer, clip, set_rates
 
@@ -108,10 +109,9 @@ class _Outer(ServerStep):
         out: State = {}
         for name in list(merged):
             delta = merged.pop(name)
-            again = [delta.clone() for _ in range(times - 1)]
-            out[name] = self._update(name, delta)
-            for one in again:
-                out[name].add_(self._update(name, one))
+            for left in reversed(range(times)):
+                moved = self._update(name, delta.clone() if left else delta)
+                out[name] = out[name].add_(moved) if name in out else moved
         return out
 
     def _update(self, name: str, delta: Tensor) -> Tensor:
@@ -122,7 +122,9 @@ class _Outer(ServerStep):
                 raise TypeError(f"a {type(moved).__name__} in place of a tensor")
             if odd := new.keys() - part.keys():
                 raise KeyError(f"state {min(odd)!r} that init did not make")
-            moved = _apart(moved, new)
+            if odd := {own for own, value in new.items() if not isinstance(value, Tensor)}:
+                raise TypeError(f"state {min(odd)!r} that is no tensor")
+            moved = apart(moved, part, new)
             if self._is_offloaded:
                 new = _written(part, new)
         except Exception as error:
@@ -164,21 +166,15 @@ class _Outer(ServerStep):
             part.update({own: state[f"{network_of(name)}:{own}:{name}"] for own in part})
 
 
-def _apart(value: Tensor, state: State) -> Tensor:
-    """The tensor, or a copy if it shares memory with a state: what it is for writes to it."""
-    kept = {each.untyped_storage().data_ptr() for each in state.values()}
-    return value.clone() if value.untyped_storage().data_ptr() in kept else value
-
-
 def _written(part: State, new: State) -> State:
     """A state, written to where the one before it is, if it fits there."""
     # It may hand on tensors of the one before, under another name.
-    apart = {own: v if v is part[own] else _apart(v, part) for own, v in new.items()}
-    for own, value in apart.items():
+    free = {own: v if v is part[own] else apart(v, part) for own, v in new.items()}
+    for own, value in free.items():
         at = part[own]
         if value is not at and (value.dtype, value.shape) == (at.dtype, at.shape):
-            apart[own] = at.copy_(value)
-    return apart
+            free[own] = at.copy_(value)
+    return free
 
 
 class StepInner(ServerStep):

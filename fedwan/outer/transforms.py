@@ -27,6 +27,12 @@ class Transform(NamedTuple):
     you like."""
 
 
+def apart(value: Tensor, *states: State) -> Tensor:
+    """The tensor, or a copy if it shares memory with a state: who takes it may write to it."""
+    kept = {each.untyped_storage().data_ptr() for state in states for each in state.values()}
+    return value.clone() if value.untyped_storage().data_ptr() in kept else value
+
+
 def chain(*transforms: Transform) -> Transform:
     """Apply transforms in order, each to what the one before it returned.
 
@@ -43,7 +49,9 @@ def chain(*transforms: Transform) -> Transform:
     def update(delta: Tensor, state: State) -> tuple[Tensor, State]:
         new_state: State = {}
         for index, transform in enumerate(transforms):
-            delta, part = transform.update(delta, select_prefix(str(index), state))
+            own = select_prefix(str(index), state)
+            moved, part = transform.update(delta, dict(own))
+            delta = apart(moved, own, part)  # the next one writes to it
             new_state |= add_prefix(str(index), part)
         return delta, new_state
 

@@ -28,8 +28,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import cast
 
-from fedwan.buffers import lend
-from fedwan.codecs import Payload
+from fedwan.buffers import forget, lend
+from fedwan.codecs import Codec, Payload
 from fedwan.errors import FedwanError, NotJoined, PayloadError, SessionLost, UserError
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
@@ -39,7 +39,7 @@ from fedwan.site.flight import Anew, CannotMerge, Flight, Over, Refused
 from fedwan.site.meter import Work
 from fedwan.site.place import Place
 from fedwan.site.stub import is_here, is_merged, is_superseded
-from fedwan.state import State, clone
+from fedwan.state import OnDemand, State
 from fedwan.strategy import Landing
 
 log = logging.getLogger(__name__)
@@ -333,7 +333,8 @@ class Exchange:
             )
         up = self._place.seal(part, flight.header, flight.weights_sha256)
         if self._place.has_gradients and up.has_feedback:
-            taken = clone(taken)  # encoding would spoil them, and they may have to leave again
+            grads = taken  # encoding would spoil them, and they may have to leave again
+            taken = OnDemand(grads, lambda name: grads[name].clone())
         payload = up.grow(part.layout)
         try:
             flight.owed = up.encode_into(payload, taken, flight.residual, part.layout)
@@ -375,10 +376,24 @@ class Exchange:
         self, flight: Flight, taken: Callable[[], None], in_vain: threading.Event
     ) -> Delivery:
         """In a thread: encode and send, fetch the update, and advance if there is one process."""
-        layout = flight.part.layout
         up = self._place.seal(flight.part, flight.header, flight.weights_sha256)
         asked = self._ask(flight.fragment, flight.version + 1)
-        growing = up.grow(layout)  # each tensor leaves as soon as it is coded
+        self._settle(flight, self._upload_coded(flight, up, taken))
+        flight.held.clear()
+        while not is_here(asked):
+            _check_wanted(in_vain)
+        update = cast(Future[Delivery], asked).result()
+        if self._group.size == 1:
+            taken()
+            self._advance(flight.fragment, update)
+            await_queue(self._device)
+            update = update._replace(payload=None)
+        return update
+
+    def _upload_coded(self, flight: Flight, up: Codec, taken: Callable[[], None]) -> wire.Receipt:
+        """Encode beside the upload: each tensor leaves as soon as it is coded."""
+        layout = flight.part.layout
+        growing = up.grow(layout)
 
         def encode() -> None:
             try:
@@ -397,18 +412,8 @@ class Exchange:
         except FedwanError:
             if not isinstance(error := encoding.exception(), PayloadError):
                 raise
-            receipt = wire.Receipt(status=wire.Receipt.REJECTED, text=str(error))
-        self._settle(flight, receipt)
-        flight.held.clear()
-        while not is_here(asked):
-            _check_wanted(in_vain)
-        update = cast(Future[Delivery], asked).result()
-        if self._group.size == 1:
-            taken()
-            self._advance(flight.fragment, update)
-            await_queue(self._device)
-            update = update._replace(payload=None)
-        return update
+            return wire.Receipt(status=wire.Receipt.REJECTED, text=str(error))
+        return receipt
 
     def _settle(self, flight: Flight, receipt: wire.Receipt) -> None:
         """By what became of a contribution, settle what error feedback owes, or be astray."""
@@ -570,3 +575,4 @@ class Exchange:
         for threads in (self._senders, self._fetchers):
             threads.shutdown(wait=False, cancel_futures=True)
         self._encoder.shutdown(wait=False)  # who reads what it encodes must not wait for ever
+        forget()

@@ -124,6 +124,7 @@ def test_parameters_are_kept_in_fp32_whatever_the_sites_have() -> None:
     [
         ("generator/running_var", "sync", "fp32"),
         *(("generator/w", name, down) for name in ("sync", "diloco") for down in ("fp32", "int4")),
+        ("generator/w", "diloco", "int2"),
     ],
 )
 def test_an_update_that_is_not_finite_is_told_by_tensor_and_moves_nothing(

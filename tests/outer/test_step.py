@@ -87,14 +87,15 @@ def test_state_round_trips_and_goes_on_bit_for_bit(
         step.load_state(other.state())
 
 
-def test_an_outer_step_may_hand_its_state_on_where_that_is_written_over() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_outer_step_may_hand_its_state_on_where_that_is_written_over(dtype: Any) -> None:
     """As one does that is two rounds late; where memory is short its state lies in files."""
 
     def init(param: Tensor) -> State:
         return {age: param * 0 for age in ("new", "old")}
 
     def update(delta: Tensor, state: State) -> tuple[Tensor, State]:
-        return state["old"].float(), {"new": -delta.double(), "old": state["new"]}
+        return state["old"].float(), {"new": -delta.to(dtype), "old": state["new"]}
 
     layout = {"net/b": spec((3,)), "net/w": spec((2, 2))}
     ends, moves = list[tuple[State, State]](), [random_state(n, layout) for n in range(1, 5)]
@@ -110,6 +111,27 @@ def test_an_outer_step_may_hand_its_state_on_where_that_is_written_over() -> Non
     assert all(map(same_bits, *ends))
 
 
+@pytest.mark.parametrize("is_offloaded", [False, True])
+def test_an_update_that_is_the_state_itself_is_a_copy_of_it(is_offloaded: bool) -> None:
+    """Whoever gets it writes to it: the next link of a chain, and the codec on its way down."""
+
+    def update(delta: Tensor, state: State) -> tuple[Tensor, State]:
+        return state["sum"].mul_(0.5).add_(delta), {}  # the state is written to, and not named
+
+    halving = outer.Transform(lambda param: {"sum": torch.zeros_like(param)}, update)
+    for transform, scale in ((halving, 1.0), (outer.chain(halving, outer.sgd(-2.0)), 2.0)):
+        layout: Layout = {"net/w": spec((2,))}
+        step = step_outer(transform)({"net/w": torch.zeros(2)}, layout)
+        if is_offloaded:
+            step.offload(clone)
+        for expected in (1.0, 1.5, 1.75):
+            moved = step.propose({"net/w": torch.ones(2)})["net/w"]
+            assert moved.tolist() == [scale * expected] * 2
+            moved.fill_(7.0)
+            (kept,) = step.state().values()
+            assert kept.tolist() == [expected] * 2
+
+
 def test_a_model_of_other_networks_is_refused() -> None:
     fewer = {"generator": TRANSFORMS["generator"]}
     with pytest.raises(ConfigError, match="steps generator but .* discriminator, generator"):
@@ -123,6 +145,7 @@ def test_a_model_of_other_networks_is_refused() -> None:
         (lambda delta, state: ({}, state), r"failed at '.*': TypeError.* its \(update, state"),
         (lambda delta, state: delta.sum(), "failed at '.*': TypeError"),
         (lambda delta, state: (delta, {"m": 0}), "state 'm' that init did not make"),
+        (lambda delta, state: (delta, {"own": 1}), "state 'own' that is no tensor"),
     ],
 )
 def test_an_outer_step_that_breaks_the_weights_is_refused_before_it_moves_them(
@@ -130,7 +153,7 @@ def test_an_outer_step_that_breaks_the_weights_is_refused_before_it_moves_them(
 ) -> None:
     model = random_state(0, LAYOUT)
     before = clone(model)
-    broken = outer.Transform(lambda param: {}, update)
+    broken = outer.Transform(lambda param: {"own": torch.zeros(())}, update)
     with pytest.raises(UserError, match=says):
         step_outer(broken)(model, LAYOUT).propose(random_state(1, LAYOUT))
     assert same_bits(model, before)
